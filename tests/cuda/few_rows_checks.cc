@@ -26,7 +26,7 @@ class FewRowsRunner {
     FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, in_flight);
     LaunchAttribute overlap;
     LaunchConfig config{{static_cast<unsigned>(l.blocks), 1, 1},
-                        {static_cast<unsigned>(l.threads), 1, 1},
+                        {kFewRowsThreads, 1, 1},
                         static_cast<unsigned>(l.shared_bytes),
                         stream.get(),
                         &overlap,
@@ -112,10 +112,9 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, 
   const double most = p.f32 || sums.planes ? 1e-9 : 2e-5;
   c.report.expect(
       difference / power < most && same,
-      fmt::format("{} x {} x {}{}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
-                  p.tile ? fmt::format(", tiles of {}", p.tile) : "", p.gated ? ", gated" : "",
-                  p.f32 ? ", f32" : "", sums.planes ? ", split" : "", in_flight, difference / power,
-                  same ? "" : ", other bits in another run"));
+      fmt::format("{} x {} x {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
+                  p.gated ? ", gated" : "", p.f32 ? ", f32" : "", sums.planes ? ", split" : "",
+                  in_flight, difference / power, same ? "" : ", other bits in another run"));
 }
 
 // Milliseconds of what `launch` launches, in one graph.
@@ -149,24 +148,6 @@ void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int
   });
   c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
                   bytes);
-}
-
-// One product of 64 rows with tiles of both sizes; several matrices in one graph.
-void time_tiles(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t n, int64_t k,
-                bool gated) {
-  constexpr int kMatrices = 6;
-  std::vector<Matrices> all;
-  for (int i = 0; i < kMatrices; ++i) all.emplace_back(c.filler, 64, n, k, gated, false);
-  for (int tile : {kFewRowsTile, kFewRowsWideTile}) {
-    const double ms = time_graph(c.stream, [&] {
-      for (Matrices& m : all) {
-        m.p.tile = tile;
-        runner.launch(c.stream, m.p, 2, true);
-      }
-    });
-    c.report.timing(fmt::format("{}, 64 rows, tiles of {}, one of {}", name, tile, kMatrices),
-                    ms / kMatrices, all[0].weight_bytes());
-  }
 }
 
 // residual += delta, y = norm(residual), with memory of its own.
@@ -222,13 +203,9 @@ void check_few_rows(FewRowsContext& c, bool tiny) {
                         {64, 130, 64, false, false},
                         {41, 514, 1032, true, false}}) {
     if (tiny && s.n * s.k > 1100000) continue;
-    Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
-    for (int tile : {0, kFewRowsTile, kFewRowsWideTile}) {
-      if (s.rows <= 32 && tile != 0) continue;  // one kernel
-      t.p.tile = tile;
-      check_product(c, runner, t, 2, false);
-      if (!s.gated) check_product(c, runner, t, 3, true);
-    }
+    const Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
+    check_product(c, runner, t, 2, false);
+    if (!s.gated) check_product(c, runner, t, 3, true);
   }
 }
 
@@ -239,15 +216,6 @@ void time_few_rows(FewRowsContext& c) {
       time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
       time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
     }
-  time_tiles(c, runner, "8B qkv", 6144, 4096, false);
-  time_tiles(c, runner, "8B out", 4096, 4096, false);
-  time_tiles(c, runner, "8B gate, up", 14336, 4096, true);
-  time_tiles(c, runner, "8B down", 4096, 14336, false);
-  time_tiles(c, runner, "8B head", 128256, 4096, false);
-  time_tiles(c, runner, "1.7B qkv", 4096, 2048, false);
-  time_tiles(c, runner, "1.7B out", 2048, 2048, false);
-  time_tiles(c, runner, "1.7B gate, up", 6144, 2048, true);
-  time_tiles(c, runner, "1.7B down", 2048, 6144, false);
 }
 
 // Small parts of a layer in one graph. Each launch has other data, so that the cache is of no use.

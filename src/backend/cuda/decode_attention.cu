@@ -66,7 +66,7 @@ struct Segment {
   __device__ void find(const AttentionLaunch& l, const Numbering& n, int64_t at, int64_t end) {
 #pragma unroll 1
     while (n.first[sequence + 1] <= at) ++sequence;
-    int per_head = static_cast<int>((n.first[sequence + 1] - n.first[sequence]) / l.kv_heads);
+    int per_head = Numbering::places(l, sequence);
     int inside = static_cast<int>(at - n.first[sequence]), place = inside % per_head;
     head = inside / per_head;
     places = static_cast<int>(min(static_cast<int64_t>(per_head - place), end - at));
@@ -100,29 +100,40 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
   constexpr uint32_t kBytes = kTilePositions * C::kHead * 2;
   RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
   const int consumer = ring.consumer();
-  Segment segment;
-  segment.seek(l, shared.numbering, at);
+  auto position = [&](const Segment& s, int done) {
+    return (s.group + done + consumer) * kTilePositions;
+  };
+  auto has_work = [&](const Segment& s, int done) {
+    return consumer < C::kWarps && done + consumer < s.count;
+  };
+  auto page_at = [&](const Segment& s, int done) {
+    const int32_t* pages = l.pages + static_cast<int64_t>(s.sequence) * l.page_stride;
+    return has_work(s, done) ? __ldg(pages + position(s, done) / l.page_size) : 0;
+  };
+  // Pages are asked for one tile and one segment ahead: copies must not wait for their numbers.
+  Segment next;
+  next.seek(l, shared.numbering, at);
+  if (at < end) next.find(l, shared.numbering, at, end);
+  int next_page = page_at(next, 0);
   bool waited = false;
 #pragma unroll 1
-  for (; at < end; at += segment.places) {
-    segment.find(l, shared.numbering, at, end);
+  while (at < end) {
+    const Segment segment = next;
+    int page = next_page;
+    at += segment.places;
+    if (at < end) {
+      next.find(l, shared.numbering, at, end);
+      next_page = page_at(next, 0);
+    }
     // Only a sequence's newest position is written by the launch before.
     const int newest = (l.lengths[segment.sequence] - 1) / kTilePositions - segment.group;
-    const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
-    auto position = [&](int done) { return (segment.group + done + consumer) * kTilePositions; };
-    auto has_work = [&](int done) {
-      return consumer < C::kWarps && done + consumer < segment.count;
-    };
-    auto page_at = [&](int done) {
-      return has_work(done) ? __ldg(pages + position(done) / l.page_size) : 0;
-    };
-    int page = page_at(0);
 #pragma unroll 1
     for (int done = 0; done < segment.count; done += C::kWarps) {
-      const bool has = has_work(done);
-      const int from =
-          ((page * l.kv_heads + segment.head) * l.page_size + position(done) % l.page_size) / 8;
-      page = page_at(done + C::kWarps);  // of the next tile: not waited for here
+      const bool has = has_work(segment, done);
+      const int from = ((page * l.kv_heads + segment.head) * l.page_size +
+                        position(segment, done) % l.page_size) /
+                       8;
+      page = page_at(segment, done + C::kWarps);
       if (!waited && done + C::kWarps > newest) {
         wait_for_earlier();
         waited = true;
@@ -180,7 +191,7 @@ class AttentionConsumer {
  private:
   __device__ float* partial(const Segment& s, int h) const {
     int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
-    return l_.partials + (row * group_ + h) * (C::kHead + 1);
+    return l_.partials + (row * group_ + h) * attention_partial_row(C::kHead);
   }
   // The queries of the next segment: they arrive while the one before is worked on.
   __device__ void ask(const Segment& s) {
@@ -284,62 +295,79 @@ struct SequencePlaces {
   }
 };
 
-// One block per (sequence, kv head): the parts of all blocks that worked on it.
-template <int kHead>
-__device__ void attention_join(const AttentionLaunch& l) {
-  __shared__ int first, last;  // blocks with a part
-  __shared__ int64_t places;   // of the batch
-  const int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
-  allow_next();
-  auto begin_of = [&](int64_t total, int64_t block) { return total * block / l.blocks; };
-  if (threadIdx.x / 32 == 0) {
-    const SequencePlaces of(l, sequence);
+__device__ int64_t begin_of(const AttentionLaunch& l, int64_t places, int64_t block) {
+  return places * block / l.blocks;
+}
+
+// The blocks that worked on a (sequence, kv head) pair. Found by one warp.
+struct JoinedBlocks {
+  int first, last;
+  int64_t places;  // of the batch
+  __device__ static JoinedBlocks find(const AttentionLaunch& l, int pair) {
+    const SequencePlaces of(l, pair / l.kv_heads);
     const int64_t begin = of.begin + pair % l.kv_heads * of.each, end = begin + of.each;
     const int64_t total = max(of.total, static_cast<int64_t>(1));
     int c = static_cast<int>(begin * l.blocks / total);
-    while (c > 0 && begin_of(of.total, c) > begin) --c;
-    while (begin_of(of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
+    while (c > 0 && begin_of(l, of.total, c) > begin) --c;
+    while (begin_of(l, of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
     const int from = c;
     c = min(static_cast<int>(end * l.blocks / total), l.blocks - 1);
-    while (c > from && begin_of(of.total, c) >= end) --c;
-    while (c + 1 < l.blocks && begin_of(of.total, c + 1) < end) ++c;
-    if (threadIdx.x == 0) {
-      first = from;
-      last = of.each > 0 ? c : from - 1;
-      places = of.total;
-    }
+    while (c > from && begin_of(l, of.total, c) >= end) --c;
+    while (c + 1 < l.blocks && begin_of(l, of.total, c + 1) < end) ++c;
+    return {from, of.each > 0 ? c : from - 1, of.total};
+  }
+};
+
+// One block per (sequence, kv head): the parts of all blocks that worked on it.
+template <int kHead>
+__device__ void attention_join(const AttentionLaunch& l) {
+  __shared__ JoinedBlocks found;
+  const int pair = blockIdx.x, group = l.heads / l.kv_heads;
+  allow_next();
+  if (threadIdx.x / 32 == 0) {
+    const JoinedBlocks blocks = JoinedBlocks::find(l, pair);
+    if (threadIdx.x == 0) found = blocks;
   }
   wait_for_earlier();
   __syncthreads();
+  const auto [first, last, places] = found;
   const bool sparse = places < l.blocks;  // some blocks have no places
   constexpr int kAtOnce = 4;              // parts that are asked for together
+  constexpr int kQuads = kHead / 4;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
-    int h = i / kHead, d = i % kHead;
-    float peak = -INFINITY, mass = 0, sum = 0;
+  for (int i = threadIdx.x; i < group * kQuads; i += blockDim.x) {
+    const int h = i / kQuads, d = i % kQuads * 4;
+    float peak = -INFINITY, mass = 0, sum[4] = {};
 #pragma unroll 1
     for (int64_t c = first; c <= last; c += kAtOnce) {
-      float log_mass[kAtOnce], value[kAtOnce];
+      float log_mass[kAtOnce];
+      float4 value[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const float* part = l.partials + ((pair + c + k) * group + h) * (kHead + 1);
-        const bool has =
-            c + k <= last && !(sparse && begin_of(places, c + k + 1) == begin_of(places, c + k));
+        const float* part =
+            l.partials + ((pair + c + k) * group + h) * attention_partial_row(kHead);
+        const bool has = c + k <= last &&
+                         !(sparse && begin_of(l, places, c + k + 1) == begin_of(l, places, c + k));
         log_mass[k] = has ? part[kHead] : -INFINITY;
-        value[k] = has ? part[d] : 0;
+        value[k] = has ? *reinterpret_cast<const float4*>(part + d) : make_float4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         if (log_mass[k] == -INFINITY) continue;  // no part, or one of empty places only
         const float top = fmaxf(peak, log_mass[k]), old = exp2f(peak - top);
         const float weight = exp2f(log_mass[k] - top);
+        const float v[4] = {value[k].x, value[k].y, value[k].z, value[k].w};
         mass = mass * old + weight;
-        sum = sum * old + weight * value[k];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] = sum[j] * old + weight * v[j];
         peak = top;
       }
     }
-    static_cast<Bf16*>(l.output)[(static_cast<int64_t>(pair) * group + h) * kHead + d] =
-        __float2bfloat16(mass > 0 ? sum / mass : 0);
+    const float factor = mass > 0 ? 1 / mass : 0;
+    *reinterpret_cast<uint2*>(static_cast<Bf16*>(l.output) +
+                              (static_cast<int64_t>(pair) * group + h) * kHead + d) =
+        make_uint2(pack2(sum[0] * factor, sum[1] * factor),
+                   pack2(sum[2] * factor, sum[3] * factor));
   }
 }
 
@@ -353,7 +381,7 @@ __device__ void attention_join(const AttentionLaunch& l) {
       decode_attention_##head(const __grid_constant__ tokamak::cuda::AttentionLaunch launch) { \
     tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head>>(launch);              \
   }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head(          \
+  extern "C" __global__ void __launch_bounds__(256, 4) decode_attention_join_##head(           \
       const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                         \
     tokamak::cuda::attention_join<head>(launch);                                               \
   }

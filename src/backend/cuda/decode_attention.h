@@ -6,6 +6,14 @@
 
 #include "backend/cuda/tensor_map.h"
 
+#ifndef TK_HOST_DEVICE
+#ifdef __CUDACC__
+#define TK_HOST_DEVICE __host__ __device__
+#else
+#define TK_HOST_DEVICE
+#endif
+#endif
+
 namespace tokamak::cuda {
 
 constexpr int kAttentionMaxBatch = 1024;
@@ -22,7 +30,7 @@ struct AttentionLaunch {
   const void* queries;     // bf16 [batch, heads, head_dim]
   const int32_t* pages;    // [batch, page_stride]
   const int32_t* lengths;  // [batch]: positions to attend to
-  float* partials;         // [attention_partials(...), group, head_dim + 1]
+  float* partials;         // [attention_partials(...), group, attention_partial_row(head_dim)]
   void* output;            // bf16 [batch, heads, head_dim]
   int32_t batch, heads, kv_heads, page_size, page_stride;
   int32_t blocks;     // of the first kernel
@@ -41,6 +49,13 @@ constexpr int attention_shared_bytes(int head_dim) {
   bytes = align(bytes + (kAttentionMaxBatch + 1) * 8, 16);
   bytes += kMostHeads * ((head_dim + 8) * 2 + 2 * kAttentionWarps * 4);
   return align(bytes + kAttentionWarps * kMostHeads * (head_dim + 4) * 4, 1024);
+}
+
+// A partial result: sums, base-2 logarithm of the mass; the next one is aligned.
+TK_HOST_DEVICE constexpr int attention_partial_row(int head_dim) { return head_dim + 4; }
+// Threads of the second kernel: four values each.
+constexpr int attention_join_threads(int group, int head_dim) {
+  return group * head_dim / 4 < 32 ? 32 : group * head_dim / 4;
 }
 
 // Rows of AttentionLaunch::partials. Block c and the p-th (sequence, kv head) pair share row c + p.

@@ -29,7 +29,9 @@ size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64
                             int multiprocessors) {
   auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads),
                                      kAttentionResident * multiprocessors);
-  return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
+  return static_cast<size_t>(partials * (heads / kv_heads) *
+                             attention_partial_row(static_cast<int>(d))) *
+         sizeof(float);
 }
 
 // The rows and sequences of a step; `rest`: operands after the mask.
@@ -127,7 +129,7 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   list.add_overlapped("decode_attention", fmt::format("decode_attention_{}", a.d), {l.blocks},
                       kAttentionThreads, l, attention_shared_bytes(a.d));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
-                      {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
+                      {int64_t{a.rows} * kv_heads}, attention_join_threads(group, a.d), l);
 }
 
 // prefill_attention.cu: what op_flash takes, on Hopper. Blocks take tiles of rows as they come.

@@ -61,8 +61,12 @@ void emit_conv(const CallSite& site, LaunchList& list) {
   args.ty = y.dtype;
   args.channels = x.dims[1];
   args.taps = static_cast<int32_t>(w.dims[1]);
+  if (args.taps > kConvRows)
+    fail(ErrorCode::kUnsupported, "{}: {} taps; the cuda backend takes {}", site.call.label,
+         args.taps, kConvRows);
   list.add(kRecurrentImage, "op_causal_conv",
-           {(args.channels + kElementThreads - 1) / kElementThreads, args.sequences.sequences + 1},
+           {(args.channels + kElementThreads - 1) / kElementThreads, args.sequences.sequences + 1,
+            (x.dims[0] + kConvRows - 1) / kConvRows},
            kElementThreads, args);
 }
 

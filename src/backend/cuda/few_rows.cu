@@ -1,5 +1,5 @@
 // Products of few rows (few_rows.h): weights stream through a ring of stages in shared memory, and
-// groups of four warps multiply them on the tensor cores with the values as the narrow operand.
+// a group of four warps multiplies them on the tensor cores with the values as the narrow operand.
 // Hopper only: tensor copies and products of warp groups.
 #include "backend/cuda/few_rows.h"
 
@@ -9,25 +9,18 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128;                        // four warps
+constexpr int kMultipliers = 128;                         // threads
 constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of the weights
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
-template <int kRows_, int kTile_>  // of values, of the matrix
+template <int kRows_>  // of values
 struct FewRowsConfig {
-  static constexpr int kRows = kRows_, kTile = kTile_, kBoxes = few_rows_boxes(kTile);
-  static constexpr int kGroups = kTile / 128, kMultipliers = kGroups * kGroupThreads;
+  static constexpr int kRows = kRows_, kBoxes = kFewRowsBoxes;
   static constexpr int kStages = few_rows_stages(kRows);
-  static constexpr int kValueStages = few_rows_value_stages(kRows, kTile);
-  static constexpr int kWeightBytes = kBoxes * kTile / kBoxRows * kBoxBytes;
+  static constexpr int kValueStages = few_rows_value_stages(kRows);
+  static constexpr int kWeightBytes = kBoxes * 2 * kBoxBytes;
   static constexpr int kValueBytes = kBoxes * kRows * 128;
   static_assert(kValueBytes % 1024 == 0);
-  // load_values() waits for barriers of the weights' stages, which must not be two turns further.
-  static_assert(kValueStages <= kStages);
-  // Where a box of a stage lies. A group of warps has one box of each half of the tile.
-  __device__ static constexpr int box(int along, int half, int group) {
-    return ((along * 2 + half) * kGroups + group) * kBoxBytes;
-  }
 };
 
 template <class C>
@@ -57,7 +50,7 @@ struct FewRowsShared {
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(weights_full(s), 1);
-      barrier_init(empty(s), C::kMultipliers / 32);
+      barrier_init(empty(s), kMultipliers / 32);
     }
     for (int s = 0; s < C::kValueStages; ++s) barrier_init(values_full(s), 1);
     asm volatile("fence.mbarrier_init.release.cluster;");
@@ -108,17 +101,14 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
       landed.next();
     }
     const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
-    const int row = unit / steps * (a.gated ? C::kTile / 2 : C::kTile), step = unit % steps;
+    const int row = unit / steps * (a.gated ? kBoxRows : kFewRowsTile), step = unit % steps;
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int box = 0; box < C::kBoxes; ++box)
-#pragma unroll
-        for (int group = 0; group < C::kGroups; ++group)
-          tensor_copy<true>(to + C::box(box, half, group), &a.w,
-                            (step * C::kBoxes + box) * kFewRowsWidth,
-                            row + half * a.second + group * kBoxRows, full);
+        tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a.w,
+                          (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
   }
 }
 
@@ -146,15 +136,12 @@ __device__ void load_values(const FewRowsArgs& a, const FewRowsShared<C>& shared
   }
 }
 
-// The warps that multiply, together.
+// The four warps together.
 template <class C>
 class FewRowsConsumer {
  public:
   __device__ FewRowsConsumer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
-      : a_(a),
-        shared_(shared),
-        lane_(threadIdx.x % 32),
-        group_(C::kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / kGroupThreads) {}
+      : a_(a), shared_(shared), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
     const FewRowsShares& shares = a_.sums.shares;
@@ -199,12 +186,11 @@ class FewRowsConsumer {
 #pragma unroll
       for (int box = 0; box < C::kBoxes; ++box) {
         const uint64_t x = rows_of_box(shared_.values(of_values_.stage) + box * C::kRows * 128);
-        const uint64_t w =
-            rows_of_box(shared_.weights(place_.stage) + C::box(box, 0, 0) + group_ * kBoxBytes);
+        const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
 #pragma unroll
         for (int k = 0; k < kFewRowsWidth / 16; ++k) {
           wgmma<C::kRows>(sums_[0], w + k * 2, x + k * 2);
-          wgmma<C::kRows>(sums_[1], w + k * 2 + C::kGroups * kBoxBytes / 16, x + k * 2);
+          wgmma<C::kRows>(sums_[1], w + k * 2 + kBoxBytes / 16, x + k * 2);
         }
       }
       products_commit();
@@ -218,10 +204,10 @@ class FewRowsConsumer {
   }
 
   __device__ float* part(int block) const {
-    return a_.parts + static_cast<int64_t>(block) * (C::kTile * C::kRows) + threadIdx.x;
+    return a_.parts + static_cast<int64_t>(block) * (kFewRowsTile * C::kRows) + threadIdx.x;
   }
   __device__ static void sync() {
-    asm volatile("barrier.cta.sync 1,%0;" ::"n"(C::kMultipliers) : "memory");
+    asm volatile("barrier.cta.sync 1,%0;" ::"n"(kMultipliers) : "memory");
   }
   __device__ void leave_part() {
     float* to = part(blockIdx.x);
@@ -229,7 +215,7 @@ class FewRowsConsumer {
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int i = 0; i < kSums; ++i)
-        __stcg(to + (half * kSums + i) * C::kMultipliers, sums_[half][i]);
+        __stcg(to + (half * kSums + i) * kMultipliers, sums_[half][i]);
     __threadfence();
     sync();
     if (threadIdx.x == 0)
@@ -241,7 +227,7 @@ class FewRowsConsumer {
     const int first = static_cast<int>(blockIdx.x) + 1;
     bool came = true;
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
       came = came && wait_part(block);
     came = sync_all(came);
 #pragma unroll 1
@@ -251,12 +237,12 @@ class FewRowsConsumer {
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-          sums_[half][i] += __ldcg(from + (half * kSums + i) * C::kMultipliers);
+          sums_[half][i] += __ldcg(from + (half * kSums + i) * kMultipliers);
     }
     if (!came) sums_[0][0] = NAN;  // a timeout must not pass unseen
     sync();
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
       a_.ready[block] = 0;
   }
   // A barrier; whether x holds in all threads.
@@ -266,7 +252,7 @@ class FewRowsConsumer {
         "{\n.reg .pred p, q;\nsetp.ne.u32 p,%1,0;\n"
         "barrier.cta.red.and.pred q,1,%2,p;\nselp.u32 %0,1,0,q;\n}"
         : "=r"(all)
-        : "r"(static_cast<uint32_t>(x)), "n"(C::kMultipliers)
+        : "r"(static_cast<uint32_t>(x)), "n"(kMultipliers)
         : "memory");
     return all != 0;
   }
@@ -290,13 +276,8 @@ class FewRowsConsumer {
     auto put = [&](int64_t at, float a, float b) {
       *reinterpret_cast<float2*>(to + at) = make_float2(a, b);
     };
-    write_halves(tile, put);
-  }
-  template <class Put>
-  __device__ void write_halves(int tile, Put put) const {
-    const int first = tile * C::kTile + group_ * kBoxRows;
-    write_box(sums_[0], first, put);
-    write_box(sums_[1], first + C::kTile / 2, put);
+    write_box(sums_[0], tile * kFewRowsTile, put);
+    write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
   }
   __device__ void write(int tile) {
     if (a_.f32) return write_sums(tile, static_cast<float*>(a_.y));
@@ -309,9 +290,10 @@ class FewRowsConsumer {
         const float gate = rounded(sums_[0][i]);
         sums_[0][i] = gate / (1.0f + expf(-gate)) * rounded(sums_[1][i]);
       }
-      write_box(sums_[0], tile * (C::kTile / 2) + group_ * kBoxRows, put);
+      write_box(sums_[0], tile * kBoxRows, put);
     } else {
-      write_halves(tile, put);
+      write_box(sums_[0], tile * kFewRowsTile, put);
+      write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
     }
   }
   // sums: rows 16 * warp + lane / 4 and that + 8 of the matrix; values' rows 8 * j + lane % 4 * 2
@@ -319,7 +301,7 @@ class FewRowsConsumer {
   template <class Put>
   __device__ void write_box(const float (&sums)[kSums], int first, Put put) const {
     const bool odd = lane_ / 4 % 2;
-    const int row = first + threadIdx.x % kGroupThreads / 32 * 16 + lane_ / 4 / 2 * 2;
+    const int row = first + threadIdx.x / 32 * 16 + lane_ / 4 / 2 * 2;
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j)
 #pragma unroll
@@ -334,7 +316,7 @@ class FewRowsConsumer {
 
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
-  int lane_, group_;
+  int lane_;
   RingPlace<C::kStages> place_;
   RingPlace<C::kValueStages> of_values_;
   float sums_[2][kSums];
@@ -347,25 +329,24 @@ __device__ void few_rows(const FewRowsArgs& a) {
   allow_next();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  if (threadIdx.x < C::kMultipliers)
+  if (threadIdx.x < kMultipliers)
     FewRowsConsumer<C>(a, shared).run();
-  else if (threadIdx.x == C::kMultipliers)
+  else if (threadIdx.x == kMultipliers)
     load_weights(a, shared);
-  else if (threadIdx.x == C::kMultipliers + 32)
+  else if (threadIdx.x == kMultipliers + 32)
     load_values(a, shared);
 }
 
 }  // namespace
 }  // namespace tokamak::cuda
 
-// few_rows_<most rows>_<tile>
-#define TK_FEW_ROWS(rows, tile)                                                          \
-  extern "C" __global__ void __launch_bounds__(tokamak::cuda::few_rows_threads(tile), 1) \
-      few_rows_##rows##_##tile(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {   \
-    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows, tile>>(a);                \
+// few_rows_<most rows>
+#define TK_FEW_ROWS(rows)                                                         \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kFewRowsThreads, 1) \
+      few_rows_##rows(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {     \
+    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows>>(a);               \
   }
 
-TK_FEW_ROWS(16, 128)
-TK_FEW_ROWS(32, 128)
-TK_FEW_ROWS(64, 128)
-TK_FEW_ROWS(64, 256)
+TK_FEW_ROWS(16)
+TK_FEW_ROWS(32)
+TK_FEW_ROWS(64)

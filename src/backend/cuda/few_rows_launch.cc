@@ -22,14 +22,6 @@ TensorMap boxes_of(DeviceAddress address, int64_t rows, int64_t columns, int box
   return map;
 }
 
-// Rows of the matrix in a tile. Wide ones are shared by more blocks, whose sums have to be joined,
-// and so pay where there are nearly as many of them as blocks.
-int tile_of(const FewRowsProduct& p, int blocks) {
-  if (p.tile != 0) return p.tile;
-  const int64_t wide = (p.gated ? 2 : 1) * p.n / kFewRowsWideTile;
-  return p.rows > 32 && wide * 5 >= int64_t{blocks} * 4 ? kFewRowsWideTile : kFewRowsTile;
-}
-
 }  // namespace
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks) {
@@ -48,14 +40,12 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   TK_CHECK(few_rows_takes(p, blocks) && (!split || few_rows_splits(p, blocks)), "{} rows, {} x {}",
            p.rows, p.n, p.k);
   const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : 64;
-  const int rows_of_tile = tile_of(p, blocks);
-  const int64_t tile = p.gated ? rows_of_tile / 2 : rows_of_tile,
-                step = few_rows_boxes(rows_of_tile) * kFewRowsWidth;
+  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile,
+                step = kFewRowsBoxes * kFewRowsWidth;
   const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;
   FewRowsLaunch out;
-  out.kernel = fmt::format("few_rows_{}_{}", most, rows_of_tile);
-  out.threads = few_rows_threads(rows_of_tile);
-  out.shared_bytes = few_rows_shared_bytes(most, rows_of_tile);
+  out.kernel = fmt::format("few_rows_{}", most);
+  out.shared_bytes = few_rows_shared_bytes(most);
   // The fewest blocks of which none gets more: fewer tiles are shared, and fewer sums are written.
   const int64_t most_units = (tiles * steps + blocks - 1) / blocks;
   out.blocks = static_cast<int>((tiles * steps + most_units - 1) / most_units);
@@ -68,10 +58,9 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   a.rows = static_cast<int32_t>(p.rows);
   a.n = static_cast<int32_t>(p.n);
   a.sums.plane = p.rows * p.n;
-  a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks,
-                   rows_of_tile};
+  a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks};
   if (split) a.sums.planes = reinterpret_cast<float*>(memory + kFewRowsParts);
-  a.second = p.gated ? a.n : rows_of_tile / 2;
+  a.second = p.gated ? a.n : kFewRowsTile / 2;
   a.in_flight = std::min(in_flight, few_rows_stages(most));
   a.gated = p.gated;
   a.f32 = p.f32;

@@ -15,14 +15,13 @@ struct FewRowsProduct {
   int64_t rows = 0, n = 0, k = 0;
   bool gated = false;
   bool f32 = false;  // type of y; else bf16
-  int tile = 0;      // of the matrix; 0: what is expected to be faster
 };
 
 constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
 constexpr int kFewRowsBlocks = 160;   // that memory is planned for
 // Memory that the launches of a stream share; zeros at first.
 constexpr size_t kFewRowsParts =
-    size_t{kFewRowsBlocks} * kFewRowsWideTile * kMostFewRows * sizeof(float);
+    size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
 constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks);
@@ -30,8 +29,8 @@ bool few_rows_takes(const FewRowsProduct& p, int blocks);
 bool few_rows_splits(const FewRowsProduct& p, int blocks);
 
 struct FewRowsLaunch {
-  std::string kernel;  // of few_rows.cu
-  int blocks, threads, shared_bytes;
+  std::string kernel;  // of few_rows.cu; its threads are kFewRowsThreads
+  int blocks, shared_bytes;
   FewRowsArgs args;
 };
 // split: the sums are left to the reader (args.sums).

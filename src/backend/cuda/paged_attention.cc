@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "backend/cuda/cache_map.h"
@@ -38,7 +37,8 @@ PagedAttention::PagedAttention(const Device& device, const void* cubin, const At
   join_ = module_.function(fmt::format("decode_attention_join_{}", shape.head_dim).c_str());
   auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
   auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
-  partials_ = Buffer(rows * heads * static_cast<size_t>(shape.head_dim + 1) * sizeof(float));
+  partials_ = Buffer(rows * heads * static_cast<size_t>(attention_partial_row(shape.head_dim)) *
+                     sizeof(float));
   check(driver().stream_wait(nullptr), "clearing memory");
 }
 
@@ -65,7 +65,7 @@ void PagedAttention::launch(Handle stream, const Batch& batch) {
                         static_cast<unsigned>(attention_shared_bytes(shape_.head_dim)), stream,
                         arguments, nullptr),
         "launching decode attention");
-  int threads = std::min(1024, shape_.heads / shape_.kv_heads * shape_.head_dim);
+  const int threads = attention_join_threads(shape_.heads / shape_.kv_heads, shape_.head_dim);
   check(driver().launch(join_, static_cast<unsigned>(batch.size * shape_.kv_heads), 1, 1,
                         static_cast<unsigned>(threads), 1, 1, 0, stream, arguments, nullptr),
         "joining decode attention");

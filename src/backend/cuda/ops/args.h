@@ -246,6 +246,7 @@ struct SequencesArgs {
   const int32_t *q_start, *kv_len;
   int32_t sequences, rows;
 };
+constexpr int kConvRows = 16;  // of a thread; not fewer than taps that reach back
 struct ConvArgs {
   SequencesArgs sequences;
   const void *x, *w, *bias;  // [rows, channels], [channels, taps]; bias: may be null

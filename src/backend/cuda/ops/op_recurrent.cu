@@ -24,7 +24,8 @@ struct SequenceRows {
   }
 };
 
-// A thread per channel.
+// A thread per channel and kConvRows rows of a sequence. Only the first of these read the state,
+// and their threads replace it.
 TK_KERNEL(op_causal_conv, ConvArgs, kElementThreads) {
   const int64_t c = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (c >= a.channels) return;
@@ -35,7 +36,9 @@ TK_KERNEL(op_causal_conv, ConvArgs, kElementThreads) {
     if (r >= 0) return load(a.x, a.tx, (int64_t{s.first} + r) * a.channels + c);
     return s.begins ? 0.0f : s.state[(older + r) * a.channels + c];
   };
-  for (int i = s.first; i < s.end; ++i) {
+  const int begin = s.first + static_cast<int>(blockIdx.z) * kConvRows;
+  const int end = begin + kConvRows < s.end ? begin + kConvRows : s.end;
+  for (int i = begin; i < end; ++i) {
     float sum = 0;
     if (!s.padding) {
       if (a.bias) sum = load(a.bias, a.tb, c);
@@ -44,14 +47,22 @@ TK_KERNEL(op_causal_conv, ConvArgs, kElementThreads) {
     }
     store(a.y, a.ty, i * a.channels + c, sum);
   }
-  if (s.padding || s.first == s.end) return;
+  if (s.padding || s.first == s.end || blockIdx.z > 0) return;
   // In ascending order: a row of the state is only replaced by a later one.
   for (int j = 0; j < older; ++j) s.state[j * a.channels + c] = row(s.end - s.first - older + j);
 }
 
-// A warp per row of a head's matrix [width, n]; its lanes hold the row.
-template <class Step>
-TK_DEVICE void scan_rows(const ScanArgs& a, const Step& step) {
+// What a row of a sequence brings to a row of a head's matrix. A lane has one number per part of a
+// vector, 0 after its end.
+struct ScanInput {
+  float wide, first, second;                    // numbers of the head
+  float vector[kScanParts], other[kScanParts];  // of its group
+};
+
+// A warp per row of a head's matrix [width, n]; its lanes hold the row. Inputs of the next row are
+// asked for before this row is computed: the sums over lanes take as long as they need to come.
+template <class Load, class Step>
+TK_DEVICE void scan_rows(const ScanArgs& a, const Load& load_input, const Step& step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int64_t at = int64_t{blockIdx.x} * kTileWarps + threadIdx.x / kWarp;
   if (at >= int64_t{a.heads} * a.width) return;
@@ -63,10 +74,17 @@ TK_DEVICE void scan_rows(const ScanArgs& a, const Step& step) {
     const int n = i * kWarp + lane;
     state[i] = s.padding || s.begins || n >= a.n ? 0.0f : s.state[at * a.n + n];
   }
+  auto place = [&](int64_t row) { return row * a.heads * a.width + at; };
+  auto input_of = [&](int64_t row) {
+    return load_input(row * a.heads + head, (row * a.groups + group) * a.n, place(row));
+  };
+  ScanInput next{};
+  if (!s.padding && s.first < s.end) next = input_of(s.first);
   for (int64_t row = s.first; row < s.end; ++row) {
-    const int64_t y = row * a.heads * a.width + at;
-    const float sum = s.padding ? 0.0f : step(row, head, (row * a.groups + group) * a.n, y, state);
-    if (lane == 0) store(a.y, a.ty, y, sum);
+    const ScanInput now = next;
+    if (!s.padding && row + 1 < s.end) next = input_of(row + 1);
+    const float sum = s.padding ? 0.0f : step(now, head, state);
+    if (lane == 0) store(a.y, a.ty, place(row), sum);
   }
   if (s.padding || s.first == s.end) return;
 #pragma unroll
@@ -74,45 +92,67 @@ TK_DEVICE void scan_rows(const ScanArgs& a, const Step& step) {
     if (i * kWarp + lane < a.n) s.state[at * a.n + i * kWarp + lane] = state[i];
 }
 
-// One number of each lane per part of a vector; 0 after its end.
-TK_DEVICE float lane_part(const ScanArgs& a, int input, int64_t from, int part) {
-  const int n = part * kWarp + static_cast<int>(threadIdx.x % kWarp);
-  return n < a.n ? load(a.in[input], a.type[input], from + n) : 0.0f;
+TK_DEVICE void load_vector(const ScanArgs& a, int input, int64_t from, float (&to)[kScanParts]) {
+#pragma unroll
+  for (int i = 0; i < kScanParts; ++i) {
+    const int n = i * kWarp + static_cast<int>(threadIdx.x % kWarp);
+    to[i] = n < a.n ? load(a.in[input], a.type[input], from + n) : 0.0f;
+  }
 }
 
 // Inputs: x, dt, a, b, c.
 TK_KERNEL(op_ssm_scan, ScanArgs, kTileThreads) {
-  scan_rows(a, [&](int64_t row, int head, int64_t vectors, int64_t y, float(&state)[kScanParts]) {
-    const float dt = load(a.in[1], a.type[1], row * a.heads + head);
-    const float decay = expf(dt * load(a.in[2], a.type[2], head));
-    const float input = dt * load(a.in[0], a.type[0], y);
-    float sum = 0;
+  scan_rows(
+      a,
+      [&](int64_t number, int64_t vectors, int64_t y) {
+        ScanInput in{};
+        in.first = load(a.in[1], a.type[1], number);
+        in.wide = load(a.in[0], a.type[0], y);
+        load_vector(a, 3, vectors, in.vector);
+        load_vector(a, 4, vectors, in.other);
+        return in;
+      },
+      [&](const ScanInput& in, int head, float(&state)[kScanParts]) {
+        const float dt = in.first, decay = expf(dt * load(a.in[2], a.type[2], head));
+        const float input = dt * in.wide;
+        float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kScanParts; ++i) {
-      state[i] = fmaf(state[i], decay, input * lane_part(a, 3, vectors, i));
-      sum = fmaf(state[i], lane_part(a, 4, vectors, i), sum);
-    }
-    return warp_sum(sum);
-  });
+        for (int i = 0; i < kScanParts; ++i) {
+          state[i] = fmaf(state[i], decay, input * in.vector[i]);
+          sum = fmaf(state[i], in.other[i], sum);
+        }
+        return warp_sum(sum);
+      });
 }
 
 // Inputs: q, k, v, decay, rate.
 TK_KERNEL(op_gated_delta, ScanArgs, kTileThreads) {
-  scan_rows(a, [&](int64_t row, int head, int64_t vectors, int64_t y, float(&state)[kScanParts]) {
-    const float kept = expf(load(a.in[3], a.type[3], row * a.heads + head));
-    float sum = 0;
+  scan_rows(
+      a,
+      [&](int64_t number, int64_t vectors, int64_t y) {
+        ScanInput in{};
+        in.first = load(a.in[3], a.type[3], number);
+        in.second = load(a.in[4], a.type[4], number);
+        in.wide = load(a.in[2], a.type[2], y);
+        load_vector(a, 1, vectors, in.vector);
+        load_vector(a, 0, vectors, in.other);
+        return in;
+      },
+      [&](const ScanInput& in, int, float(&state)[kScanParts]) {
+        const float kept = expf(in.first);
+        float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kScanParts; ++i) sum = fmaf(state[i], lane_part(a, 1, vectors, i), sum);
-    const float error = load(a.in[2], a.type[2], y) - kept * warp_sum(sum);
-    const float change = load(a.in[4], a.type[4], row * a.heads + head) * error;
-    sum = 0;
+        for (int i = 0; i < kScanParts; ++i) sum = fmaf(state[i], in.vector[i], sum);
+        const float error = in.wide - kept * warp_sum(sum);
+        const float change = in.second * error;
+        sum = 0;
 #pragma unroll
-    for (int i = 0; i < kScanParts; ++i) {
-      state[i] = fmaf(state[i], kept, change * lane_part(a, 1, vectors, i));
-      sum = fmaf(state[i], lane_part(a, 0, vectors, i), sum);
-    }
-    return warp_sum(sum);
-  });
+        for (int i = 0; i < kScanParts; ++i) {
+          state[i] = fmaf(state[i], kept, change * in.vector[i]);
+          sum = fmaf(state[i], in.other[i], sum);
+        }
+        return warp_sum(sum);
+      });
 }
 
 // Part of a row's result; every block computes the inner values for itself. Sums are f64, as there
