@@ -5,6 +5,7 @@
 #include <map>
 
 #include "backend/cuda/decode_pack.h"
+#include "backend/cuda/decode_plan.h"
 #include "base/error.h"
 
 namespace tokamak::cuda {
@@ -186,6 +187,17 @@ TEST(DecodePack, EveryElementIsWhereItsLaneReads) {
       }
     EXPECT_EQ(wrong, 0) << "type " << static_cast<int>(type);
   }
+}
+
+TEST(DecodePlan, Bf16WeightsAreReadAsFp8) {
+  PlannedDecoder all, mixed;
+  mixed.head_type = DecodeWeight::kQ8;
+  read_as_fp8(all);
+  read_as_fp8(mixed);
+  EXPECT_EQ(all.type, DecodeWeight::kFp8);
+  EXPECT_EQ(all.head_type, DecodeWeight::kFp8);
+  EXPECT_EQ(mixed.type, DecodeWeight::kFp8);
+  EXPECT_EQ(mixed.head_type, DecodeWeight::kQ8);
 }
 
 TEST(Driver, ErrorsAreErrors) {
