@@ -16,7 +16,7 @@ extern "C" __global__ void fill_f32(float* to, unsigned long long count,
 }
 
 extern "C" __global__ void fill_packed(uint32_t* to, unsigned long long words, int chunk_words,
-                                       int data_words, uint32_t scale) {
+                                       int data_words, uint32_t scale, uint32_t mask) {
   unsigned long long step = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
   for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
     uint32_t z = static_cast<uint32_t>(i) * 2654435761u + 12345u;
@@ -24,6 +24,6 @@ extern "C" __global__ void fill_packed(uint32_t* to, unsigned long long words, i
     z *= 0x85ebca6bu;
     z ^= z >> 13;
     z *= 0xc2b2ae35u;
-    to[i] = static_cast<int>(i % chunk_words) < data_words ? z ^ z >> 16 : scale;
+    to[i] = static_cast<int>(i % chunk_words) < data_words ? (z ^ z >> 16) & mask : scale;
   }
 }

@@ -52,10 +52,10 @@ void Filler::f32(DeviceAddress to, size_t count, const RandomSpec& spec) const {
   check(driver().launch(f32_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
 }
 
-void Filler::packed(DeviceAddress to, size_t words, int chunk_words, int data_words,
-                    uint32_t scale) const {
+void Filler::packed(DeviceAddress to, size_t words, int chunk_words, int data_words, uint32_t scale,
+                    uint32_t mask) const {
   unsigned long long n = words;
-  void* arguments[] = {&to, &n, &chunk_words, &data_words, &scale};
+  void* arguments[] = {&to, &n, &chunk_words, &data_words, &scale, &mask};
   check(driver().launch(packed_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
 }
 
@@ -114,7 +114,9 @@ DecodeMatrix TestModel::add_matrix(const Filler& filler, const Piece& piece) {
     const int of_data = piece.width / parts / 256 * block;
     // Halves 2^-12 and 2^-8: products keep about the size of their input.
     const uint32_t scale = piece.type == DecodeWeight::kQ4 ? 0x1c001c00u : 0x0c000c00u;
-    filler.packed(matrix.data, bytes / 4, chunk / 4, of_data / 4, scale);
+    // All ones but the sign are not a number in E4M3.
+    const uint32_t mask = piece.type == DecodeWeight::kFp8 ? 0xf7f7f7f7u : 0xffffffffu;
+    filler.packed(matrix.data, bytes / 4, chunk / 4, of_data / 4, scale, mask);
     scales.assign(static_cast<size_t>(piece.rows), 0x1p-13f);
   } else {
     Quantized q = quantize(piece.type, plain(piece).values, piece.rows, piece.width);

@@ -24,9 +24,10 @@ class Filler {
   explicit Filler(const void* cubin);
   void bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const;
   void f32(DeviceAddress to, size_t count, const RandomSpec& spec) const;
-  // Random packed weights: the first words of each chunk are random bits, the others scales.
-  void packed(DeviceAddress to, size_t words, int chunk_words, int data_words,
-              uint32_t scale) const;
+  // Random packed weights: the first words of each chunk are random bits of `mask`, the others
+  // scales.
+  void packed(DeviceAddress to, size_t words, int chunk_words, int data_words, uint32_t scale,
+              uint32_t mask) const;
 
  private:
   KernelModule module_;

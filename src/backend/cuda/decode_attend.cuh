@@ -57,6 +57,11 @@ class DecodeAttend {
                        : t_.launch.heads + (task - group_) * t_.launch.kv_heads + work_.head;
         return values + head * C::kHead + dim(j % (2 * kPairs));
       };
+      // Before the wait: they would have to be waited for after it.
+      float gain[kAtOnce * 2 * kPairs];
+#pragma unroll
+      for (int j = 0; j < kAtOnce * 2 * kPairs; ++j)
+        gain[j] = gain_of(first + j / (2 * kPairs) * work_.team, dim(j % (2 * kPairs)));
       uint32_t value[kAtOnce * 2 * kPairs] = {};
       t_.poll_all(
           value, [&](uint32_t& v, int j, bool wanted) { load_value(v, from(j), wanted); },
@@ -64,12 +69,18 @@ class DecodeAttend {
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
         if (first + k * work_.team < tasks)
-          stage_head(first + k * work_.team, value + k * 2 * kPairs);
+          stage_head(first + k * work_.team, value + k * 2 * kPairs, gain + k * 2 * kPairs);
     }
   }
-  __device__ void stage_head(int task, const uint32_t* raw) {
+  __device__ const void* gains_of(int task) const {
+    return task < group_ ? in_.gains : task == group_ ? in_.gains_k : nullptr;
+  }
+  __device__ float gain_of(int task, int dim) const {
+    const void* gains = gains_of(task);
+    return gains ? __bfloat162float(static_cast<const Bf16*>(gains)[dim]) : 1;
+  }
+  __device__ void stage_head(int task, const uint32_t* raw, const float* gain) {
     const bool query = task < group_, key = task == group_;
-    const void* gains = query ? in_.gains : key ? in_.gains_k : nullptr;
     uint16_t* to =
         query ? mine_.queries[work_.sequence][task] : mine_.fresh[work_.sequence][key ? 0 : 1];
     uint16_t* cache = nullptr;
@@ -83,14 +94,10 @@ class DecodeAttend {
       value[j] = __uint_as_float(restore2(raw[j]) << 16);
       squares += value[j] * value[j];
     }
-    if (gains) inverse = rsqrtf(warp_sum(squares) / C::kHead + t_.launch.eps);
+    if (gains_of(task)) inverse = rsqrtf(warp_sum(squares) / C::kHead + t_.launch.eps);
 #pragma unroll
     for (int j = 0; j < 2 * kPairs; j += 2) {
-      float a = value[j] * inverse, b = value[j + 1] * inverse;
-      if (gains) {
-        a *= __bfloat162float(static_cast<const Bf16*>(gains)[dim(j)]);
-        b *= __bfloat162float(static_cast<const Bf16*>(gains)[dim(j + 1)]);
-      }
+      float a = value[j] * inverse * gain[j], b = value[j + 1] * inverse * gain[j + 1];
       float2 turn = make_float2(1, 0);
       if (query || key) turn = t_.shared.rope[work_.sequence][t_.lane * kPairs + j / 2];
       uint16_t x = round16(a * turn.x - b * turn.y, t_.launch.cache_f16);
@@ -191,18 +198,9 @@ class DecodeAttend {
         float value = sums(first_warp + w, h)[d];
         total += of_warp > 0 ? of_warp * value : 0;  // a warp without work has left no sums
       }
-      const float value = __fdividef(total, mass);
-      const uint32_t log_mass = __float_as_uint(peak + log2f(mass));
-      if (C::kSingle && in_.flags & kPartsToReader) {
-        const int part = (work_.head * group_ + h) * work_.most + work_.split;
-        if (!isfinite(value)) t_.shared.not_finite[0] = 1;
-        store_value(t_.launch.parts + part * C::kHead + d, value, t_.phase(in_.tag_out));
-        if (d == 0) store_pair(t_.launch.part_masses + part, log_mass, tag);
-        continue;
-      }
       TaggedPair* to = partial(h);
-      store_pair(to + d, __float_as_uint(value), tag);
-      if (d == 0) store_pair(to + C::kHead, log_mass, tag);
+      store_pair(to + d, __float_as_uint(__fdividef(total, mass)), tag);
+      if (d == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
     }
   }
 

@@ -6,14 +6,11 @@
 namespace tokamak::cuda {
 
 // How values from memory become what the tensor cores multiply.
-template <DecodeWeight kType>
+template <class C, DecodeWeight kType>
 class InputReader {
  public:
-  template <class C>
   __device__ InputReader(DecodeThread<C>& t, const DecodeInstruction& in, int sequence) : in_(in) {
-    if (C::kSingle && in.flags & kPartsToReader) {
-      mask_ = pattern_ = 0;  // stage_parts() reads them itself
-    } else if (in.flags & kFromEmbedding) {
+    if (in.flags & kFromEmbedding) {
       int64_t token = t.launch.state[sequence].token;
       from_ = static_cast<const uint16_t*>(t.launch.embedding) + token * in.width;
       mask_ = pattern_ = 0;
@@ -41,12 +38,13 @@ class InputReader {
                                            float& scale) const {
     v = make_uint4(restore2(v.x, mask_), restore2(v.y, mask_), restore2(v.z, mask_),
                    restore2(v.w, mask_));
-    constexpr uint32_t kShift = kType == DecodeWeight::kFp8 ? kFp8InputShift : 0;
+    constexpr bool kLarge = kType == DecodeWeight::kFp8 && !C::kSingle;
+    constexpr uint32_t kShift = kLarge ? kFp8InputShift : 0;
     if constexpr (!kNorm && !kIntegers<kType>)
       return make_uint4(v.x + kShift, v.y + kShift, v.z + kShift, v.w + kShift);
     float2 x[4] = {unpack2(v.x), unpack2(v.y), unpack2(v.z), unpack2(v.w)};
     if constexpr (kNorm) {
-      constexpr float kScale = kType == DecodeWeight::kFp8 ? kFp8InputScale : 1.0f;
+      constexpr float kScale = kLarge ? kFp8InputScale : 1.0f;
       const float2 g[4] = {unpack2(gains.x), unpack2(gains.y), unpack2(gains.z), unpack2(gains.w)};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -107,6 +105,8 @@ __device__ __forceinline__ void put_staged(uint4* to, float* scales, int element
     planes[lane % 4] = make_uint2(x.x, x.y);
     planes[lane % 4 + 4] = make_uint2(x.z, x.w);
     if (lane % 4 == 0) scales[element / 32] = scale;
+  } else if constexpr (kType == DecodeWeight::kBf16) {
+    to[element / 8] = make_uint4(x.x, x.z, x.y, x.w);  // see add_bf16_single()
   } else {
     to[element / 8] = x;
   }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void put_staged(uint4* to, float* scales, int element
 // high and 32 of low (decode_weights.cuh). Returns this lane's part of the sum of squares. kAtOnce:
 // vectors that a lane loads together.
 template <int kAtOnce, bool kNorm, class C, DecodeWeight kType>
-__device__ float stage_vectors(DecodeThread<C>& t, const InputReader<kType>& reader,
+__device__ float stage_vectors(DecodeThread<C>& t, const InputReader<C, kType>& reader,
                                const MatvecWork& work, uint4* to, float* scales) {
   // A lane loads one vector of a part, or two if there are more than eight segments. If there are
   // too few, it loads the last one again.
@@ -153,128 +153,59 @@ __device__ float stage_vectors(DecodeThread<C>& t, const InputReader<kType>& rea
   return squares;
 }
 
-// Eight elements of a head, joined from the parts that the blocks of kAttend leave.
+// kFp8: the bf16 that this consumer has staged become f16, scaled by a power of two so that the
+// largest is below 2^14; of each four, the even ones come first. Returns the inverse of the scale.
 template <class C>
-class JoinedParts {
- public:
-  __device__ void start() {
-    peak_ = -INFINITY;
-    mass_ = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums_[i] = make_float2(0, 0);
-  }
-  template <int kParts>
-  __device__ __forceinline__ void add(const uint4* values, const TaggedPair* masses, int count) {
-    float top = peak_;
-#pragma unroll
-    for (int p = 0; p < kParts; ++p)
-      if (p < count) top = fmaxf(top, __uint_as_float(masses[p].bits));
-    const float old = exp2f(peak_ - top);
-    peak_ = top;
-    mass_ *= old;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums_[i] = make_float2(sums_[i].x * old, sums_[i].y * old);
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const float weight = p < count ? exp2f(__uint_as_float(masses[p].bits) - top) : 0;
-      const uint32_t words[4] = {values[p].x, values[p].y, values[p].z, values[p].w};
-      mass_ += weight;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 v = unpack2(restore2(words[i]));
-        sums_[i] = make_float2(fmaf(weight, v.x, sums_[i].x), fmaf(weight, v.y, sums_[i].y));
-      }
-    }
-  }
-  // bf16, in the range that values between instructions have.
-  __device__ uint4 values() const {
-    const float inverse = __fdividef(1, mass_);
-    auto clamped = [&](float v) {
-      v *= inverse;
-      return copysignf(fminf(fmaxf(fabsf(v), 0x1p-63f), 0x1.fcp64f), v);
-    };
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = pack2(clamped(sums_[i].x), clamped(sums_[i].y));
-    return make_uint4(w[0], w[1], w[2], w[3]);
-  }
-
- private:
-  float peak_, mass_;
-  float2 sums_[4];
-};
-
-// Like stage_vectors(), of the parts that kAttend leaves. kVectors of a lane are loaded together,
-// of each kParts parts.
-template <int kVectors, int kParts, class C, DecodeWeight kType>
-__device__ void stage_parts(DecodeThread<C>& t, const DecodeInstruction& in,
-                            const InputReader<kType>& reader, const MatvecWork& work, uint4* to,
-                            float* scales) {
+__device__ float scale_to_half(DecodeThread<C>& t, const MatvecWork& work, uint4* staged) {
   const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
-  const int vectors = work.parts << more, most = t.attend().most;
-  const int splits = t.attend().splits_of(AttendWork::groups_of(t.shared.position[0]));
-  const uint32_t tag = t.tag(in.tag_in), pattern = t.phase(in.tag_in) ? kPhaseBits : 0;
-#pragma unroll 1
-  for (int i = 0; i < vectors; i += kVectors) {
-    auto element = [&](int v) {
-      return (i + v >> more) * work.width + work.first * 32 +
-             min((i + v & more) * 32 + t.lane, last) * 8;
-    };
-    JoinedParts<C> joined[kVectors];
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) joined[v].start();
-#pragma unroll 1
-    for (int first = 0; first < splits; first += kParts) {
-      const int count = min(kParts, splits - first);
-      TaggedPair masses[kVectors * kParts] = {};
-      uint4 values[kVectors * kParts] = {};
-      auto exists = [&](int j) { return j % kParts < count && i + j / kParts < vectors; };
-      auto part = [&](int j) { return element(j / kParts) / C::kHead * most + first + j % kParts; };
-      auto load_mass = [&](TaggedPair& m, int j, bool wanted) {
-        load_pair(m, t.launch.part_masses + part(j), wanted && exists(j));
-      };
-#pragma unroll
-      for (int j = 0; j < kVectors * kParts; ++j) load_mass(masses[j], j, true);
-      t.poll_all(
-          values,
-          [&](uint4& v, int j, bool wanted) {
-            load_values8(v, t.launch.parts + part(j) * C::kHead + element(j / kParts) % C::kHead,
-                         wanted && exists(j));
-          },
-          [&](uint4 v, int j) {
-            return !exists(j) ||
-                   (((v.x ^ pattern) | (v.y ^ pattern) | (v.z ^ pattern) | (v.w ^ pattern)) &
-                    kPhaseBits) == 0;
-          });
-      t.poll_all(
-          masses, load_mass, [&](TaggedPair m, int j) { return !exists(j) || m.tag == tag; },
-          false);
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v)
-        joined[v].template add<kParts>(values + v * kParts, masses + v * kParts, count);
-    }
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (i + v >= vectors) break;
-      float squares = 0, scale = 0;
-      const uint4 x = reader.template convert<false>(joined[v].values(), uint4{}, squares, scale);
-      if ((i + v & more) * 32 + t.lane <= last) put_staged<kType>(to, scales, element(v), x, scale);
-    }
+  const int count = work.parts << more;
+  auto at = [&](int i) {  // as in stage_vectors(): a lane finds what it wrote
+    return ((i >> more) * work.width + work.first * 32) / 8 + (i & more) * 32 + t.lane;
+  };
+  auto inside = [&](int i) { return (i & more) * 32 + t.lane <= last; };
+  uint32_t most = 0;  // magnitudes of two bf16
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) {
+    if (!inside(i)) continue;
+    const uint4 v = staged[at(i)];
+    most = __vmaxu2(most, __vmaxu2(__vmaxu2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu),
+                                   __vmaxu2(v.z & 0x7fff7fffu, v.w & 0x7fff7fffu)));
   }
+  const uint32_t exponent =
+      max(__reduce_max_sync(kAllLanes, max(most >> 16, most & 0xffffu)) >> 7, 24u);
+  // 2^(13 - (exponent - 127)), and its inverse below, by their bits.
+  const float scale = __uint_as_float((2 * 127 + 13 - exponent) << 23);
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) {
+    if (!inside(i)) continue;
+    const uint4 v = staged[at(i)];
+    auto pair = [&](uint32_t a, uint32_t b, bool odd) {
+      const float2 x = unpack2(a), y = unpack2(b);
+      const __half2 h = odd ? __floats2half2_rn(x.y * scale, y.y * scale)
+                            : __floats2half2_rn(x.x * scale, y.x * scale);
+      return *reinterpret_cast<const uint32_t*>(&h);
+    };
+    staged[at(i)] = make_uint4(pair(v.x, v.y, false), pair(v.x, v.y, true), pair(v.z, v.w, false),
+                               pair(v.z, v.w, true));
+  }
+  return __uint_as_float((exponent - 13) << 23);
 }
+
+// Returns the scale of the sums.
 template <DecodeWeight kType, class C>
-__device__ void stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
-                             const MatvecWork& work, uint4* to, float* scales, int turn) {
-  InputReader<kType> reader(t, in, 0);
-  if (opaque(in.flags) & kPartsToReader) {
-    stage_parts<1, 10>(t, in, reader, work, to, scales);
-  } else if (opaque(in.flags) & kNormInput) {
+__device__ float stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
+                              const MatvecWork& work, uint4* to, float* scales, int turn) {
+  InputReader<C, kType> reader(t, in, 0);
+  if (opaque(in.flags) & kNormInput) {
     float squares = warp_sum(stage_vectors<4, true>(t, reader, work, to, scales));
     if (t.lane == 0) t.shared.squares[turn][0][t.warp] = squares;
   } else {
     stage_vectors<8, false>(t, reader, work, to, scales);
   }
+  float scale = 1;
+  if constexpr (kType == DecodeWeight::kFp8) scale = scale_to_half(t, work, to);
   __syncwarp();
+  return scale;
 }
 
 // Several sequences: lane l keeps the input of sequence l / 4 in registers, kHeldSegments of it.
@@ -366,7 +297,7 @@ class BatchInput {
   float (*scales_)[kMaxBatch];
   DecodeThread<C>& t_;
   const MatvecWork& work_;
-  InputReader<kType> reader_;
+  InputReader<C, kType> reader_;
   bool norm_, mine_;
   float squares_ = 0;  // of this lane, over all parts so far
 };

@@ -65,23 +65,39 @@ class DecodeMatvec {
   __device__ bool run_single() {
     uint4* x = reinterpret_cast<uint4*>(&sums_ + 1);
     auto* scales = reinterpret_cast<float*>(x + in_.width / 8);
-    stage_single<kType>(t_, in_, work_, x, scales, t_.turn);
+    input_scale_ = stage_single<kType>(t_, in_, work_, x, scales, t_.turn);
     t_.mark(kHasInput);
     x += work_.first * 4;
     scales += work_.first;
-    if constexpr (kType == DecodeWeight::kBf16)
-      if (work_.parts == 1) return run_held(x);
+    const bool full = work_.segments == LaneWeights<C, kType>::kMostSegments;
+    if constexpr (kType == DecodeWeight::kBf16) {
+      if (work_.parts == 1) return full ? run_held<true>(x) : run_held<false>(x);
+      return full ? run_rows<true>(x) : run_rows<false>(x);
+    } else {
+      return full ? run_packed<true>(x, scales) : run_packed<false>(x, scales);
+    }
+  }
+  // kFull, here and below: the consumer has as many segments as there can be, which the compiler
+  // knows then; nothing is asked between loads and products.
+  template <bool kFull>
+  __device__ bool run_packed(const uint4* x, const float* scales) {
     return run_tiles([&](float(&acc)[4][4]) {
 #pragma unroll 1
       for (int part = 0; part < work_.parts; ++part)
         with_chunk([&](auto weights) {
-          add_single(weights, acc, x + part * (work_.width / 8),
-                     scales + part * (work_.width / 32));
+          const uint4* of_part = x + part * (work_.width / 8);
+          const float* its_scales = scales + part * (work_.width / 32);
+          if constexpr (kFull)
+            add_pairs<decltype(weights)::kMostSegments / 2>(weights, acc, 0, true, of_part,
+                                                            its_scales);
+          else
+            add_single(weights, acc, of_part, its_scales);
         });
     });
   }
   // bf16, the input in registers: shared memory has enough to do with the weights. Measured: the
   // other types lose by it.
+  template <bool kFull>
   __device__ bool run_held(const uint4* x) {
     using Weights = LaneWeights<C, kType>;
     constexpr int kMost = Weights::kMostSegments;
@@ -89,20 +105,41 @@ class DecodeMatvec {
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
       held[s] = make_uint4(0, 0, 0, 0);
-      if (s >= work_.segments) continue;
-      held[s] = single_input(x + (s ^ Weights::swap((s | 1) < work_.segments)) * 4);
+      if (!kFull && s >= work_.segments) continue;
+      held[s] = single_input(x + (s ^ Weights::swap(kFull || (s | 1) < work_.segments)) * 4);
     }
     return run_tiles([&](float(&acc)[4][4]) {
       with_chunk([&](auto weights) {
-#pragma unroll
-        for (int s = 0; s < kMost; s += 2) {
-          if (s >= work_.segments) break;
-          weights.add_pair(
-              acc[s % 4], acc[s % 4 + 1], s, s + 1 < work_.segments,
-              [&](int k) { return held[s + k]; }, [&](int) { return make_float2(1, 1); });
-        }
+        add_rows<kFull>(weights, acc, [&](int s, int) { return held[s]; });
       });
     });
+  }
+  // bf16 in several parts.
+  template <bool kFull>
+  __device__ bool run_rows(const uint4* x) {
+    return run_tiles([&](float(&acc)[4][4]) {
+#pragma unroll 1
+      for (int part = 0; part < work_.parts; ++part)
+        with_chunk([&](auto weights) {
+          const uint4* of_part = x + part * (work_.width / 8);
+          add_rows<kFull>(weights, acc,
+                          [&](int s, int swap) { return single_input(of_part + (s ^ swap) * 4); });
+        });
+    });
+  }
+  // input(s, swap): what goes with segment s ^ swap.
+  template <bool kFull, class Weights, class Input>
+  __device__ __forceinline__ void add_rows(const Weights& weights, float (&acc)[4][4],
+                                           Input input) {
+#pragma unroll
+    for (int s = 0; s < Weights::kMostSegments; s += 2) {
+      if (!kFull && s >= work_.segments) break;
+      const bool both = kFull || s + 1 < work_.segments;
+      const int swap = Weights::swap(both);
+      add_bf16_single(acc[0], acc[1], weights.data[(s + swap) * 4], input(s, swap));
+      if (both)
+        add_bf16_single(acc[2], acc[3], weights.data[(s + 1 - swap) * 4], input(s + 1, swap));
+    }
   }
   // multiply(acc) adds what the next tile of the ring gives. False when the step is dead.
   template <class Multiply>
@@ -219,16 +256,21 @@ class DecodeMatvec {
   __device__ float* slot(int tile) { return sums_.sums[t_.buffer][tile][t_.warp]; }
   __device__ void put_sums(int tile, const float (&acc)[4][4]) {
     float c[4];
+    if constexpr (C::kSingle && kTileRows == 8) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+      for (int i = 0; i < 2; ++i) c[i] = (acc[0][i] + acc[2][i]) + (acc[1][i + 2] + acc[3][i + 2]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+    }
     float* to = slot(tile);
     const int lane = t_.lane;
     if constexpr (C::kSingle) {  // every sequence of the tensor cores' eight is the one
       if (kTileRows == 8) {      // in the order of even rows of weights, or of odd ones (swap())
         if (lane < 8) to[lane % 4 * 2 + lane / 4] = lane < 4 ? c[0] : c[1];
       } else if (lane % 4 == 0) {
-        to[lane / 4] = c[0];
-        to[lane / 4 + 8] = c[2];
+        to[lane / 4] = c[0] * input_scale_;
+        to[lane / 4 + 8] = c[2] * input_scale_;
       }
     } else if (kTileRows == 8) {
       reinterpret_cast<float2*>(to)[lane] = make_float2(c[0], c[1]);
@@ -258,24 +300,43 @@ class DecodeMatvec {
       scale_[round] = 1;
       bias_[round] = 0;
       if (!in_.bias && kType != DecodeWeight::kFp8) continue;
-      OutputPlace<C> place(round * C::kConsumers + threadIdx.x, kTileRows);
+      OutputPlace<C> place(first_output(first, round) + t_.lane, kTileRows);
       int row = place.global_row(first, kTileRows, t_.block, t_.blocks);
       if (place.tile >= count || row >= in_.rows) continue;
       if (kType == DecodeWeight::kFp8)
-        scale_[round] = __ldg(static_cast<const float*>(in_.values) + row) * kFp8OutputScale;
+        scale_[round] = __ldg(static_cast<const float*>(in_.values) + row) *
+                        (C::kSingle ? 1.0f : kFp8OutputScale);
       if (in_.bias) bias_[round] = __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
     }
   }
 
+  // The first output of this warp in a flush. A flush of one sequence and bf16 is the work of one
+  // warp: they take turns, except where a thread keeps the residual stream of its rows.
+  static constexpr bool kTakesTurns = C::kSingle && kTileRows == 8;
+  __device__ int first_output(int first, int round) const {
+    int warp = t_.warp;
+    if (kTakesTurns && !(in_.flags & kAddResidual))
+      warp = (warp - first / C::kFlush) & (C::kWarps - 1);
+    return round * C::kConsumers + warp * 32;
+  }
+  // Of the instruction, what the end of a flush needs.
+  struct Destination {
+    uint32_t flags, phase;
+    int rows;
+    uint16_t* output;
+  };
   // Adds what the consumers have collected and writes the outputs. False when the step is dead.
   __device__ bool flush(int first, int count) {
+    // Before the consumers meet: constant memory answers late.
+    const Destination to{opaque(in_.flags), opaque(t_.phase(in_.tag_out)),
+                         static_cast<int>(opaque(static_cast<uint32_t>(in_.rows))), in_.output};
     if (t_.sync_or_dead()) return false;
     if (first + count == work_.tiles) t_.mark(kHasSums);
     const int of_tile = OutputPlace<C>::sums_of_tile(kTileRows), total = count * of_tile;
     const int rounds = OutputPlace<C>::rounds(kTileRows);
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      const int base = round * C::kConsumers + t_.warp * 32;
+      const int base = first_output(first, round);
       if (base >= total) break;
       const int index = base + t_.lane;
       OutputPlace<C> place(index, kTileRows);
@@ -285,26 +346,27 @@ class DecodeMatvec {
 #pragma unroll
         for (int w = 0; w < C::kWarps; ++w) sum += from[w * C::kTileSums];
       }
-      if (!C::kSingle || first == 0) norm_ = norm_scale(place.sequence);
+      if (!C::kSingle || kTakesTurns || first == 0) norm_ = norm_scale(to.flags, place.sequence);
       sum = sum * (scale_[round] * norm_) + bias_[round];
       int row = place.global_row(first, kTileRows, t_.block, t_.blocks);
-      bool valid = index < total && row < in_.rows && place.sequence < t_.launch.batch;
-      finish(row, place.sequence, sum, valid, first / C::kFlush * rounds + round);
+      bool valid = index < total && row < to.rows && place.sequence < t_.launch.batch;
+      finish(to, row, place.sequence, sum, valid, first / C::kFlush * rounds + round);
     }
     t_.buffer ^= 1;
     return true;
   }
-  __device__ float norm_scale(int sequence) const {
-    if (!(opaque(in_.flags) & kNormInput)) return 1;
+  __device__ float norm_scale(uint32_t flags, int sequence) const {
+    if (!(flags & kNormInput)) return 1;
     float total = 0;
 #pragma unroll
     for (int i = 0; i < C::kWarps; ++i) total += t_.shared.squares[t_.turn][sequence][i];
     return rsqrtf(__fdividef(total, static_cast<float>(in_.width)) + t_.launch.eps);
   }
   // kept: which of the thread's values of the residual stream.
-  __device__ void finish(int row, int sequence, float sum, bool valid, int kept) {
-    int stride = in_.rows;
-    const uint32_t flags = opaque(in_.flags);
+  __device__ void finish(const Destination& to, int row, int sequence, float sum, bool valid,
+                         int kept) {
+    int stride = to.rows;
+    const uint32_t flags = to.flags;
     if (flags & kGated) {  // gate in even rows, up in odd ones
       float other = __shfl_xor_sync(kAllLanes, sum, C::kSingle || kTileRows == 8 ? 1 : 16);
       sum = __fdividef(sum, 1 + __expf(-sum)) * other;
@@ -322,8 +384,7 @@ class DecodeMatvec {
     if (flags & kToLogits)
       score(row, sequence, sum);
     else
-      store_value(in_.output + static_cast<int64_t>(sequence) * stride + row, sum,
-                  t_.phase(in_.tag_out));
+      store_value(to.output + static_cast<int64_t>(sequence) * stride + row, sum, to.phase);
   }
   // A thread's rows come in ascending order and are of one sequence: the lower id stays.
   __device__ void score(int row, int sequence, float logit) {
@@ -343,7 +404,7 @@ class DecodeMatvec {
   const DecodeInstruction& in_;
   MatvecWork work_;
   MatvecShared<C>& sums_;
-  float scale_[kRounds], bias_[kRounds], norm_ = 1;
+  float scale_[kRounds], bias_[kRounds], norm_ = 1, input_scale_ = 1;
 };
 
 }  // namespace tokamak::cuda

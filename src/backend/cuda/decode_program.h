@@ -64,9 +64,6 @@ enum DecodeFlags : uint32_t {
   kGated = 4,          // rows 2i and 2i+1 are gate and up: output[i] = silu(gate) * up
   kAddResidual = 8,    // adds to the residual stream, which the owning thread keeps in a register
   kToLogits = 16,      // output goes to the logits and takes part in sampling
-  // Steps of one sequence have no kCombine: kAttend leaves its parts to the product that reads
-  // them. Set in all three.
-  kPartsToReader = 32,
 };
 
 struct DecodeInstruction {
@@ -140,8 +137,6 @@ struct DecodeLaunch {
   const int32_t* pages;         // page tables, [batch, page_stride]
   const float* frequencies;     // [head_dim / 2]
   TaggedPair* partials;         // [batch, heads, splits, head_dim + 1]
-  uint16_t* parts;              // kPartsToReader: [heads, splits, head_dim]
-  TaggedPair* part_masses;      // kPartsToReader: [heads, splits], base-2 logarithms
   TaggedPair* candidates;       // [batch, blocks, 3]: score (two halves), token
   float* logits;                // [batch, vocab]
   unsigned long long* profile;  // [blocks, instructions, kProfileFields] ticks, or null

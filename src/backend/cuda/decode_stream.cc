@@ -35,6 +35,15 @@ int matvec_bytes(const DecoderShape& shape, int batch, DecodeWeight type) {
 
 }  // namespace
 
+// Measured: the fewer bytes a step reads, the more it waits for values instead of weights.
+int DecodeVariant::in_flight(const DecoderShape& shape) const {
+  if (type == DecodeWeight::kQ4) return 4;
+  if (batch > 1) return 6;
+  const bool small = shape.hidden <= 2048;
+  if (type == DecodeWeight::kBf16) return small ? 6 : 8;
+  return small ? 4 : 6;
+}
+
 std::string DecodeVariant::name() const {
   constexpr const char* kTypes[] = {"bf16", "fp8", "q8", "q4"};
   return fmt::format("decode_{}_{}_{}_{}_{}_{}", batch > 1 ? "batch" : "one",
@@ -81,10 +90,6 @@ DecodeWorkspace::DecodeWorkspace(const DecoderShape& shape, int max_batch, int b
                   sizeof(TaggedPair));
   candidates = take(blocks * 3, sizeof(TaggedPair));
   logits = take(shape.vocab, sizeof(float));
-  const int splits = std::max(1, blocks / shape.kv_heads);
-  max_batch = 1;
-  parts = take(shape.heads * splits * shape.head_dim, sizeof(uint16_t));
-  part_masses = take(shape.heads * splits, sizeof(TaggedPair));
   bytes = used;
 }
 
@@ -126,13 +131,6 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
   require(fits(w.head, s.vocab, s.hidden), widths);
 }
 
-// A part that a step does not use keeps the phase of the last layer. The first layer of the next
-// step has the other one only if the number of layers is even. Measured: parts of wide attention
-// take longer to read than to join, except for Q8_0.
-static bool parts_to_reader(const DecoderShape& s, DecodeWeight type) {
-  return s.layers % 2 == 0 && (s.heads * s.head_dim <= 2048 || type == DecodeWeight::kQ8);
-}
-
 std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const DecoderWeights& w,
                                                    const DecodeWorkspace& layout,
                                                    DeviceAddress base) {
@@ -160,14 +158,12 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
   uint16_t* after_mlp = values(layout.after_mlp);
   uint16_t *qkv = values(layout.qkv), *attention = values(layout.attention);
   const int heads_width = s.heads * s.head_dim;
-  const uint32_t parts = parts_to_reader(s, w.layers[0].out.type) ? kPartsToReader : 0u;
   for (int l = 0; l < s.layers; ++l) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(l)];
     matvec(kNormInput | (l == 0 ? kFromEmbedding : 0u), layer.qkv, layer.attention_gains, s.hidden,
            s.qkv_rows(), after_mlp, qkv, l - 1, l);
     program.back().bias = at<void>(layer.qkv_bias);
     DecodeInstruction attend{}, combine{};
-    attend.flags = combine.flags = parts;
     attend.op = DecodeOp::kAttend;
     attend.weights = at<void>(layer.keys);
     attend.values = at<void>(layer.values);
@@ -180,8 +176,7 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
     combine.output = attention;
     combine.tag_in = combine.tag_out = l;
     program.push_back(combine);
-    matvec(kAddResidual | parts, layer.out, 0, heads_width, s.hidden, attention, after_attention, l,
-           l);
+    matvec(kAddResidual, layer.out, 0, heads_width, s.hidden, attention, after_attention, l, l);
     matvec(kNormInput | kGated, layer.gate_up, layer.mlp_gains, s.hidden, 2 * s.mlp,
            after_attention, values(layout.activated), l, l);
     if (layer.up) program.back().values = at<void>(layer.up);
@@ -198,8 +193,6 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
       weights_(weights),
       max_batch_(max_batch),
       blocks_(device.multiprocessors()),
-      // Measured: the fewer bytes a step reads, the more it waits for values instead of weights.
-      in_flight_(weights.head.type == DecodeWeight::kQ4 ? 4 : 6),
       layout_(shape, max_batch, blocks_),
       module_(cubin) {
   check_fits(blocks_, device.shared_memory_limit(), shape, weights, max_batch);
@@ -274,15 +267,12 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
   launch.frequencies = at<float>(weights_.frequencies);
   launch.partials = workspace_.as<TaggedPair>(layout_.partials);
   launch.candidates = workspace_.as<TaggedPair>(layout_.candidates);
-  launch.parts = workspace_.as<uint16_t>(layout_.parts);
-  launch.part_masses = workspace_.as<TaggedPair>(layout_.part_masses);
   launch.logits = step.logits ? at<float>(step.logits) : workspace_.as<float>(layout_.logits);
   launch.profile = at<unsigned long long>(profile);
   launch.timeout_ns = static_cast<unsigned long long>(timeout_ms_) * 1'000'000;
   std::copy(sampling.begin(), sampling.end(), launch.sampling);
   launch.tag_base = step_++ * static_cast<uint32_t>(shape_.layers);
   launch.instructions = instructions_;
-  launch.in_flight = in_flight_;
   launch.residual_tile_rows = decode_tile_rows(weights_.layers[0].out.type);
   launch.hidden = shape_.hidden;
   launch.heads = shape_.heads;
@@ -310,6 +300,7 @@ void DecodeStream::launch_part(Handle stream, const Kernel& kernel, DecodeLaunch
                                int end) {
   launch.first = first;
   launch.end = end;
+  launch.in_flight = in_flight_ > 0 ? in_flight_ : kernel.variant.in_flight(shape_);
   void* arguments[] = {&launch};
   check(driver().launch_cooperative(kernel.function, static_cast<unsigned>(blocks_), 1, 1,
                                     static_cast<unsigned>(kernel.variant.threads()), 1, 1,

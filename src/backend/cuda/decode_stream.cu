@@ -121,7 +121,7 @@ __device__ __forceinline__ bool consume(DecodeThread<C>& t) {
       if (!DecodeMatvec<C>(t, in).run()) return false;
     } else if (in.op == DecodeOp::kAttend) {
       if (!DecodeAttend<C>(t, in).run()) return false;
-    } else if (!C::kSingle || !(in.flags & kPartsToReader)) {
+    } else {
       combine_partials(t, in);
     }
     t.mark(kDone);

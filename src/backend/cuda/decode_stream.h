@@ -53,13 +53,15 @@ struct DecodeVariant {
   int threads() const { return (kDecodeWarps + producers) * 32; }
   // Dynamic shared memory for a shape; what decode_context.cuh lays out.
   int shared_bytes(const DecoderShape& shape) const;
+  // Quarters of tiles that may be loading at a time: a trade of bandwidth against waiting.
+  int in_flight(const DecoderShape& shape) const;
   static DecodeVariant of(const DecoderShape& shape, int batch, DecodeWeight type);
 };
 
 // Where the values of a step are, as offsets into one buffer.
 struct DecodeWorkspace {
   size_t after_attention, after_mlp, qkv, attention, activated, partials, candidates, logits;
-  size_t parts, part_masses, bytes;
+  size_t bytes;
   DecodeWorkspace(const DecoderShape& shape, int max_batch, int blocks);
 };
 
@@ -90,7 +92,7 @@ class DecodeStream {
                          const DecoderWeights& weights, int max_batch);
   int blocks() const { return blocks_; }
   int instructions() const { return instructions_; }
-  // Quarters of tiles that may be loading at a time: a trade of bandwidth against waiting.
+  // Measurements: DecodeVariant::in_flight() of all kernels.
   void set_in_flight(int quarters) { in_flight_ = quarters; }
   void set_state(int sequence, int32_t token, int32_t position);
   // A step of sampling.size() sequences: one launch, or two where the head has another type than
@@ -123,7 +125,7 @@ class DecodeStream {
 
   DecoderShape shape_;
   DecoderWeights weights_;
-  int max_batch_, blocks_, instructions_ = 0, in_flight_, timeout_ms_ = 1000;
+  int max_batch_, blocks_, instructions_ = 0, in_flight_ = 0, timeout_ms_ = 1000;
   DecodeWorkspace layout_;
   KernelModule module_;
   Kernel layers_[2], head_[2];  // of one sequence, of several

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "backend/cuda/decode_pack.h"
+#include "backend/cuda/decode_plan.h"
 #include "base/error.h"
 
 namespace tokamak::cuda {
@@ -67,21 +68,6 @@ TEST(DecodeProgram, ReadersFindTheirTags) {
   EXPECT_TRUE(program.back().flags & kToLogits);
 }
 
-// Parts that a step does not use must not look like those of the next: only an even number of
-// layers leaves them in the other phase.
-TEST(DecodeProgram, PartsOfAttentionAreLeftToTheReaderOfEvenNumbersOfLayers) {
-  for (int layers : {1, 2, 31, 32}) {
-    DecoderShape s = llama_8b();
-    s.layers = layers;
-    DecodeWorkspace w(s, kMaxBatch, kBlocks);
-    int flagged = 0;
-    for (const DecodeInstruction& in :
-         make_decode_program(s, weights_of(s, DecodeWeight::kQ8), w, 1 << 20))
-      flagged += (in.flags & kPartsToReader) != 0;
-    EXPECT_EQ(flagged, layers % 2 == 0 ? 3 * layers : 0);
-  }
-}
-
 TEST(DecodeProgram, BuffersDoNotOverlap) {
   DecoderShape s = llama_8b();
   for (size_t batch : {1, 8}) {
@@ -89,15 +75,13 @@ TEST(DecodeProgram, BuffersDoNotOverlap) {
     std::map<size_t, size_t> parts = {
         {w.after_attention, 4096 * 2},   {w.after_mlp, 4096 * 2},  {w.qkv, 6144 * 2},
         {w.attention, 4096 * 2},         {w.activated, 14336 * 2}, {w.partials, 32 * 16 * 129 * 8},
-        {w.candidates, kBlocks * 3 * 8}, {w.logits, 128256 * 4},   {w.parts, 32 * 16 * 128 * 2},
-        {w.part_masses, 32 * 16 * 8}};
-    ASSERT_EQ(parts.size(), 10u);
+        {w.candidates, kBlocks * 3 * 8}, {w.logits, 128256 * 4}};
+    ASSERT_EQ(parts.size(), 8u);
     size_t end = 0;
     for (auto [start, bytes] : parts) {
       EXPECT_GE(start, end);
       EXPECT_EQ(start % 16, 0u);
-      const bool of_one = start == w.parts || start == w.part_masses;
-      end = start + bytes * (of_one ? 1 : batch);
+      end = start + bytes * batch;
     }
     EXPECT_LE(end, w.bytes);
   }
@@ -186,6 +170,17 @@ TEST(DecodePack, EveryElementIsWhereItsLaneReads) {
       }
     EXPECT_EQ(wrong, 0) << "type " << static_cast<int>(type);
   }
+}
+
+TEST(DecodePlan, Bf16WeightsAreReadAsFp8) {
+  PlannedDecoder all, mixed;
+  mixed.head_type = DecodeWeight::kQ8;
+  read_as_fp8(all);
+  read_as_fp8(mixed);
+  EXPECT_EQ(all.type, DecodeWeight::kFp8);
+  EXPECT_EQ(all.head_type, DecodeWeight::kFp8);
+  EXPECT_EQ(mixed.type, DecodeWeight::kFp8);
+  EXPECT_EQ(mixed.head_type, DecodeWeight::kQ8);
 }
 
 TEST(Driver, ErrorsAreErrors) {

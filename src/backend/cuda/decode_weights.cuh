@@ -12,7 +12,8 @@ __device__ __forceinline__ uint32_t fp8_low(uint32_t v) {
 __device__ __forceinline__ uint32_t fp8_high(uint32_t v) {
   return (v >> 4 & 0x07f007f0u) | (v & 0x80008000u);
 }
-// The input of kFp8 is scaled by 2^63, so that no product is too small for a float.
+// The input of kFp8 and several sequences is scaled by 2^63, so that no product is too small for a
+// float.
 constexpr uint32_t kFp8InputShift = 63u << 7 | 63u << 23;
 constexpr float kFp8InputScale = 0x1p63f, kFp8OutputScale = 0x1p57f;
 
@@ -21,10 +22,35 @@ __device__ __forceinline__ void add_bf16(float (&acc)[4], uint4 w, uint4 x) {
   mma_low_rows(acc, x.x, x.y, w.x, w.y);
   mma_low_rows(acc, x.z, x.w, w.z, w.w);
 }
+// Of one sequence: half of the 16 rows would be empty, so rows 8 to 15 take the second half of the
+// input's words and what they give for the first half of the weights is not used. x: words in the
+// order of put_staged(); the sums are columns of rows 0 to 7 of `first` and of 8 to 15 of `second`.
+__device__ __forceinline__ void add_bf16_single(float (&first)[4], float (&second)[4], uint4 w,
+                                                uint4 x) {
+  mma(first, x.x, x.y, x.z, x.w, w.x, w.y);
+  mma(second, x.x, x.y, x.z, x.w, w.z, w.w);
+}
 // The other types: rows are the rows of weights, columns the sequences.
 __device__ __forceinline__ void add_fp8(float (&acc)[4], uint4 w, uint4 x) {
   mma(acc, fp8_low(w.x), fp8_low(w.z), fp8_high(w.x), fp8_high(w.z), x.x, x.y);
   mma(acc, fp8_low(w.y), fp8_low(w.w), fp8_high(w.y), fp8_high(w.w), x.z, x.w);
+}
+// Of one sequence, E4M3 becomes f16, which is exact and takes one instruction for two values; the
+// input is f16, too (scale_to_half()). Words have bytes in the order 0, 2, 1, 3 (decode_pack.h).
+__device__ __forceinline__ void fp8_to_half(uint32_t v, uint32_t& even, uint32_t& odd) {
+  asm("{\n.reg .b16 l,h;\nmov.b32 {l,h},%2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0,l;\ncvt.rn.f16x2.e4m3x2 %1,h;\n}"
+      : "=r"(even), "=r"(odd)
+      : "r"(v));
+}
+__device__ __forceinline__ void add_fp8_half(float (&acc)[4], uint4 w, uint4 x) {
+  uint32_t even[4], odd[4];
+  fp8_to_half(w.x, even[0], odd[0]);
+  fp8_to_half(w.y, even[1], odd[1]);
+  fp8_to_half(w.z, even[2], odd[2]);
+  fp8_to_half(w.w, even[3], odd[3]);
+  mma<true>(acc, even[0], even[2], odd[0], odd[2], x.x, x.y);
+  mma<true>(acc, even[1], even[3], odd[1], odd[3], x.z, x.w);
 }
 // Q8_0 and Q4_0: products of integers. The input of a segment is scale * (128 * high + low) with
 // high and low of eight bits; of one sequence the columns are high and low in turn, of several they
@@ -106,7 +132,8 @@ struct LaneWeights {
  private:
   __device__ __forceinline__ void add_one(float (&acc)[4], int s, uint4 x, float2 scale) const {
     if constexpr (kType == DecodeWeight::kBf16) add_bf16(acc, data[s * 4], x);
-    if constexpr (kType == DecodeWeight::kFp8) add_fp8(acc, data[s * 32], x);
+    if constexpr (kType == DecodeWeight::kFp8 && C::kSingle) add_fp8_half(acc, data[s * 32], x);
+    if constexpr (kType == DecodeWeight::kFp8 && !C::kSingle) add_fp8(acc, data[s * 32], x);
     if constexpr (kType == DecodeWeight::kQ8) {
       uint4 w = data[s * 32];
       add_integers<C::kSingle>(acc, make_uint4(w.x, w.z, w.y, w.w), x, scales[s * 8], scale);

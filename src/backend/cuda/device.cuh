@@ -137,9 +137,17 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
 }
 // c[16x8] += a[16x16] * b[16x8]. A lane has rows lane / 4 (a0, a2) and lane / 4 + 8 (a1, a3) of a
 // and column lane / 4 of b; the order of the 16 inner elements does not matter as long as both
-// agree.
+// agree. kHalf: f16 instead of bf16.
+template <bool kHalf = false>
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                     uint32_t a3, uint32_t b0, uint32_t b1) {
+  if constexpr (kHalf) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    return;
+  }
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
