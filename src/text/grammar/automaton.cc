@@ -38,7 +38,7 @@ Automaton::Automaton(const Nfa& nfa)
 
 size_t Automaton::bytes() const {
   auto size = []<class T>(const std::vector<T>& v) { return v.capacity() * sizeof(T); };
-  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(contexts_) +
+  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(plain_steps_) + size(contexts_) +
          size(entries_) + size(configs_) + size(items_) + size(steps_) + state_table_.bytes() +
          context_table_.bytes() + config_table_.bytes();
 }
@@ -88,6 +88,7 @@ StateId Automaton::intern_state(std::vector<Position>& positions) {
   positions_.insert(positions_.end(), positions.begin(), positions.end());
   states_.push_back(state);
   state_steps_.resize(states_.size() * classes_, kUnset);
+  plain_steps_.push_back(kUnset);
   return id;
 }
 
@@ -284,17 +285,24 @@ ConfigId Automaton::item_config(Item item) {
 
 ConfigId Automaton::local_config(StateId state) { return item_config({state, kUnknownContext}); }
 
+StateId Automaton::plain_step(StateId id) {
+  if (StateId known = plain_steps_[id]; known != kUnset)
+    return known == kUnset - 1 ? kNoState : known;
+  set_.clear();
+  const State s = states_[id];
+  for (uint32_t i = 0; i < s.count; ++i)
+    if (Position to = nfa_.plain_to[positions_[s.first + i]]; to != kNoPosition) set_.push_back(to);
+  StateId next = set_.empty() ? kNoState : intern_state(set_);
+  plain_steps_[id] = next == kNoState ? kUnset - 1 : next;
+  return next;
+}
+
 size_t Automaton::plain_length(StateId state) {
   constexpr size_t kMost = 32;
   std::vector<StateId> path{state};
   while (path.size() <= kMost) {
-    set_.clear();
-    const State s = states_[path.back()];
-    for (uint32_t i = 0; i < s.count; ++i)
-      if (Position to = nfa_.plain_to[positions_[s.first + i]]; to != kNoPosition)
-        set_.push_back(to);
-    if (set_.empty()) break;
-    StateId next = intern_state(set_);
+    StateId next = plain_step(path.back());
+    if (next == kNoState) break;
     if (std::find(path.begin(), path.end(), next) != path.end()) return SIZE_MAX;
     path.push_back(next);
   }
