@@ -9,6 +9,9 @@ namespace {
 
 constexpr size_t kMaxItems = 2048;  // of a config
 constexpr ContextId kRootContext = 0, kUnknownContext = 1;
+// Entries of the largest tables that have room from the start: a mask does not wait for a copy of
+// them. Memory that is not used costs nothing.
+constexpr size_t kRoom = size_t{1} << 20;
 
 uint64_t hash_items(const std::vector<Automaton::Item>& items, uint64_t seed) {
   static_assert(sizeof(Automaton::Item) == 8);
@@ -28,6 +31,8 @@ void sort_items(std::vector<Automaton::Item>& items) {
 
 Automaton::Automaton(const Nfa& nfa)
     : nfa_(nfa), classes_(nfa.class_byte.size()), seen_(nfa.positions(), 0) {
+  steps_.reserve(kRoom);
+  state_steps_.reserve(kRoom);
   configs_.push_back({});  // the dead config
   steps_.assign(classes_, kDeadConfig);
   std::vector<Item> root{{kEndOfText, 0}}, unknown{{kUnknown, 0}};
@@ -37,7 +42,7 @@ Automaton::Automaton(const Nfa& nfa)
 }
 
 size_t Automaton::bytes() const {
-  auto size = []<class T>(const std::vector<T>& v) { return v.capacity() * sizeof(T); };
+  auto size = []<class T>(const std::vector<T>& v) { return v.size() * sizeof(T); };
   return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(plain_steps_) + size(contexts_) +
          size(entries_) + size(configs_) + size(items_) + size(steps_) + state_table_.bytes() +
          context_table_.bytes() + config_table_.bytes();
