@@ -43,9 +43,9 @@ Automaton::Automaton(const Nfa& nfa)
 
 size_t Automaton::bytes() const {
   auto size = []<class T>(const std::vector<T>& v) { return v.size() * sizeof(T); };
-  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(plain_steps_) + size(contexts_) +
-         size(entries_) + size(configs_) + size(items_) + size(steps_) + state_table_.bytes() +
-         context_table_.bytes() + config_table_.bytes();
+  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(plain_steps_) +
+         size(contexts_) + size(entries_) + size(configs_) + size(items_) + size(steps_) +
+         state_table_.bytes() + context_table_.bytes() + config_table_.bytes();
 }
 
 void Automaton::spend(size_t amount) {

@@ -299,7 +299,8 @@ ExprId SchemaCompiler::number(const Conjunction& all, uint32_t types) {
   try {
     CharFsm fsm = number_fsm(bounds, integers, fractions);
     if (is_empty(fsm))
-      return never(all, {"multipleOf", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"},
+      return never(all,
+                   {"multipleOf", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"},
                    "no number is valid under it and the other keywords");
     return expr_of(ir_, fsm);
   } catch (const Error& e) {
@@ -344,9 +345,9 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
                      [&](const Value* other) { return json_equal(*v, *other); }))
       values.push_back(v);
   if (values.size() < min)
-    return never(s.path, "uniqueItems",
-                 fmt::format("minItems is {}, and {} different items are possible", min,
-                             values.size()));
+    return never(
+        s.path, "uniqueItems",
+        fmt::format("minItems is {}, and {} different items are possible", min, values.size()));
   std::vector<ExprId> first, later;
   ExprId comma = rules_.comma();
   for (const Value* v : values) {

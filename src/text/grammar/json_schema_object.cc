@@ -46,7 +46,7 @@ std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& a
                                                             std::optional<ExprId>* impossible) {
   std::vector<Member> out;
   const std::vector<std::string> names = member_names(all);  // checks `required`, too
-  std::map<std::string, const SchemaRef*> required;  // and by whom
+  std::map<std::string, const SchemaRef*> required;          // and by whom
   for (const SchemaRef& s : all.schemas)
     if (const Value* list = s.find("required"))
       for (const Value& name : list->as_array()) required.emplace(name.as_string(), &s);

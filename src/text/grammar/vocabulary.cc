@@ -10,7 +10,7 @@ namespace tokamak::grammar {
 namespace {
 
 constexpr size_t kGroupEnds[kLengthGroups] = {1,  2,  3,  4,  5,  6,  7,  8,  9,       10,
-                                             11, 12, 13, 14, 15, 16, 24, 32, SIZE_MAX};
+                                              11, 12, 13, 14, 15, 16, 24, 32, SIZE_MAX};
 
 // 0: not only plain characters.
 size_t plain_characters(std::string_view text) {

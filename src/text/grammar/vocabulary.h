@@ -17,10 +17,10 @@ struct Trie {
   std::vector<uint8_t> byte;
   std::vector<uint16_t> depth;  // of the node; 0: the first byte
   std::vector<uint32_t> end;
-  std::vector<int32_t> token;  // that ends here; -1: none
-  std::vector<uint32_t> roots;  // the nodes of depth 0
+  std::vector<int32_t> token;       // that ends here; -1: none
+  std::vector<uint32_t> roots;      // the nodes of depth 0
   std::vector<uint8_t> root_bytes;  // parallel to them
-  size_t deepest = 0;          // the longest text
+  size_t deepest = 0;               // the longest text
   size_t size() const { return byte.size(); }
   // Texts in ascending order, without duplicates. Empty texts are ignored.
   void add(std::string_view text, int32_t id);
