@@ -107,7 +107,7 @@ void ThoughtBudget::follow(Progress& p, std::span<const int32_t> answer) const {
 const ThoughtBudget::Progress& ThoughtBudget::after_drafts(const Progress& p,
                                                            std::span<const int32_t> drafts) {
   size_t begin = p.ids.size(), read_before = ahead_.ids.size();
-  bool continues = read_before >= begin && read_before <= begin + drafts.size() &&
+  bool continues = read_before > begin && read_before <= begin + drafts.size() &&
                    std::equal(p.ids.begin(), p.ids.end(), ahead_.ids.begin()) &&
                    std::equal(ahead_.ids.begin() + static_cast<std::ptrdiff_t>(begin),
                               ahead_.ids.end(), drafts.begin());

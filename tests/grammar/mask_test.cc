@@ -11,6 +11,7 @@
 #include "serve/call_mask.h"
 #include "serve/fake_client.h"
 #include "serve/message_mask.h"
+#include "serve/thought_budget.h"
 #include "serve/token_filter.h"
 #include "tests/engine/test_run.h"
 #include "text/grammar/grammar_cache.h"
@@ -294,6 +295,29 @@ TEST(CallMask, ABraceAtTheBeginning) {
   EXPECT_EQ(allowed_after(mask, ids_of("{")), ids_of("0123456789"));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("{4}")), kEnd));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
+}
+
+// Rows with more and more drafts, and other drafts after them, against a budget that has not seen
+// the rows before.
+TEST(ThoughtBudget, ReadsDraftsOnceAndForgetsThem) {
+  ThoughtBudgetOptions options;
+  options.tokenizer = tagged_tokenizer();
+  options.thinking = Thinking::kOpen;
+  options.tokens = 3;
+  options.forced = "</think>";
+  ThoughtBudget mask(options);
+  for (std::string_view text : {"abcdef", "abxy", "a</think>bcdefg", "ab"}) {
+    const std::vector<int32_t> all = ids_of(text);
+    for (size_t n = 0; n <= all.size(); ++n) {
+      std::vector<int32_t> answer(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(n / 3));
+      std::vector<int32_t> drafts(all.begin() + static_cast<std::ptrdiff_t>(n / 3),
+                                  all.begin() + static_cast<std::ptrdiff_t>(n));
+      ThoughtBudget fresh(options);
+      EXPECT_EQ(allowed_after(mask, answer, drafts), allowed_after(fresh, answer, drafts))
+          << text.substr(0, n);
+    }
+  }
+  EXPECT_EQ(allowed_after(mask, ids_of("a"), ids_of("bc")), (std::vector<int32_t>{kClose}));
 }
 
 // Harmony's marks as control tokens, from 259 on.
