@@ -2,7 +2,9 @@
 // The part that all token masks share: an answer is read token by token, and a step's drafts after
 // it.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,18 +22,18 @@ class AnswerMask : public TokenMask {
              std::span<uint32_t> allowed) final {
     Progress& p = follow(choice, answer);
     if (drafts.empty()) return fill(p, allowed);
-    Progress ahead = p;
-    for (int32_t id : drafts) {
+    for (int32_t id : drafts.subspan(go_ahead(p, drafts))) {
       // The answer ends here. What follows is not kept, but a row without any token fails.
-      if (ends_answer(ahead, id)) return std::fill(allowed.begin(), allowed.end(), ~0u);
-      if (!read(ahead, id)) return;
+      if (ends_answer(*ahead_, id)) return std::fill(allowed.begin(), allowed.end(), ~0u);
+      if (!read(*ahead_, id)) return;
     }
-    fill(ahead, allowed);
+    fill(*ahead_, allowed);
   }
 
  protected:
   virtual Progress start() const = 0;
-  virtual bool read(Progress& p, int32_t id) const = 0;  // false: the token was not allowed
+  // False, and nothing changes, if the token is not allowed.
+  virtual bool read(Progress& p, int32_t id) const = 0;
   virtual void fill(Progress& p, std::span<uint32_t> allowed) const = 0;
   virtual bool ends_answer(const Progress& p, int32_t id) const = 0;
   // Back to the first `count` tokens, of more. False: that is not possible.
@@ -53,6 +55,26 @@ class AnswerMask : public TokenMask {
   }
 
   std::vector<Progress> choices_;
+
+ private:
+  // Brings ahead_ to the answer and the drafts that it has in common with the row before; returns
+  // their number. A row of a step comes after those that it continues, so that mostly one draft is
+  // left to read.
+  size_t go_ahead(const Progress& p, std::span<const int32_t> drafts) {
+    size_t begin = p.ids.size();
+    if (ahead_ && ahead_->ids.size() >= begin &&
+        std::equal(p.ids.begin(), p.ids.end(), ahead_->ids.begin())) {
+      auto known = std::span<const int32_t>(ahead_->ids).subspan(begin);
+      auto common = static_cast<size_t>(
+          std::mismatch(known.begin(), known.end(), drafts.begin(), drafts.end()).first -
+          known.begin());
+      if (common == known.size() || rewind(*ahead_, begin + common)) return common;
+    }
+    ahead_ = p;
+    return 0;
+  }
+
+  std::optional<Progress> ahead_;  // the answer and drafts of the row before
 };
 
 }  // namespace tokamak

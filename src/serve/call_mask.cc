@@ -83,10 +83,10 @@ void CallMask::read_free(Progress& p, int32_t id) const {
 bool CallMask::read(Progress& p, int32_t id) const {
   bool brace = p.phase == Phase::kBegin && options_.mark.empty() &&
                std::binary_search(braces_.begin(), braces_.end(), id);
-  if (brace) p.phase = Phase::kCall;
-  if (p.phase == Phase::kCall) {
+  if (brace || p.phase == Phase::kCall) {
     if (!p.matcher.accept(id)) return false;
-    if (p.matcher.finished()) p.phase = options_.mark.empty() ? Phase::kText : Phase::kFree;
+    Phase after = options_.mark.empty() ? Phase::kText : Phase::kFree;
+    p.phase = p.matcher.finished() ? after : Phase::kCall;
   } else if (p.phase != Phase::kText) {
     read_free(p, id);
   }

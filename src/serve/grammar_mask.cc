@@ -68,18 +68,17 @@ void GrammarMask::think(Progress& p, int32_t id) const {
 }
 
 bool GrammarMask::read(Progress& p, int32_t id) const {
-  bool ok = true;
-  if (p.phase == Phase::kBegin) p.phase = id == open_id_ ? Phase::kThinking : Phase::kText;
-  if (p.phase == Phase::kThinking) {
+  bool opens = p.phase == Phase::kBegin && id == open_id_;
+  if (opens || p.phase == Phase::kThinking) {
+    p.phase = Phase::kThinking;
     think(p, id);
   } else if (p.phase == Phase::kGap && p.gap < kMaxGap &&
              only_space(options_.tokenizer->piece_bytes(id))) {
     ++p.gap;
   } else {
+    if (!p.matcher.accept(id)) return false;
     p.phase = Phase::kText;
-    ok = p.matcher.accept(id);
   }
-  if (!ok) return false;
   p.ids.push_back(id);
   if (p.matcher.size() == 0) p.before = p.ids.size();
   return true;

@@ -1,6 +1,7 @@
 #include "serve/thought_budget.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string_view>
 
 #include "text/grammar/matcher.h"
@@ -102,16 +103,24 @@ void ThoughtBudget::follow(Progress& p, std::span<const int32_t> answer) const {
   for (size_t i = p.ids.size(); i < answer.size(); ++i) read(p, answer[i]);
 }
 
+// A row of a step comes after those that it continues, so that mostly one draft is left to read.
+const ThoughtBudget::Progress& ThoughtBudget::after_drafts(const Progress& p,
+                                                           std::span<const int32_t> drafts) {
+  size_t begin = p.ids.size(), read_before = ahead_.ids.size();
+  bool continues = read_before > begin && read_before <= begin + drafts.size() &&
+                   std::equal(p.ids.begin(), p.ids.end(), ahead_.ids.begin()) &&
+                   std::equal(ahead_.ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                              ahead_.ids.end(), drafts.begin());
+  if (!continues) ahead_ = p;
+  for (int32_t id : drafts.subspan(ahead_.ids.size() - begin)) read(ahead_, id);
+  return ahead_;
+}
+
 void ThoughtBudget::allow(int32_t choice, std::span<const int32_t> answer,
                           std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
   Progress& p = choices_[static_cast<size_t>(choice)];
   follow(p, answer);
-  Progress ahead;
-  if (!drafts.empty()) {
-    ahead = p;
-    for (int32_t id : drafts) read(ahead, id);
-  }
-  const Progress& now = drafts.empty() ? p : ahead;
+  const Progress& now = drafts.empty() ? p : after_drafts(p, drafts);
   if (spent(now)) {
     const auto next = static_cast<size_t>(end_[now.forced]);
     if (next / 32 < allowed.size()) grammar::set_bit(allowed, end_[now.forced]);

@@ -46,12 +46,14 @@ class ThoughtBudget final : public TokenMask {
   Progress start() const;
   void read(Progress& p, int32_t id) const;
   void follow(Progress& p, std::span<const int32_t> answer) const;
+  const Progress& after_drafts(const Progress& p, std::span<const int32_t> drafts);
   bool spent(const Progress& p) const;          // the next token must be of the forced text
   size_t begun(const std::string& tail) const;  // tokens of the forced text that it consists of
 
   const ThoughtBudgetOptions options_;
   const std::vector<int32_t> end_;  // the tokens of the forced text
   std::vector<Progress> choices_;
+  Progress ahead_;  // after the answer and drafts of the row before
 };
 
 }  // namespace tokamak

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 
 #include "base/json.h"
 #include "serve/call_mask.h"
 #include "serve/fake_client.h"
 #include "serve/message_mask.h"
+#include "serve/thought_budget.h"
 #include "serve/token_filter.h"
 #include "tests/engine/test_run.h"
 #include "text/grammar/grammar_cache.h"
@@ -92,6 +94,71 @@ TEST(GrammarMask, ADraftThatEndsTheAnswer) {
   EXPECT_EQ(allowed_after(mask, {'a'}, {kEnd}).size(), 300u);
   EXPECT_EQ(allowed_after(mask, {}, {'a', 'b', kEnd, 'x'}).size(), 300u);
   EXPECT_TRUE(allowed_after(mask, {}, {'a', 'x', kEnd}).empty());  // not after what is refused
+}
+
+// The rows of a step with a tree of drafts, each after the one that it continues, against a mask
+// that has not seen the other rows.
+TEST(GrammarMask, TreesOfDrafts) {
+  GrammarMaskOptions options = mask_options(Kind::kGrammar, kCompactJson);
+  options.thinking = Thinking::kMaybe;
+  GrammarMask mask(options);
+  std::mt19937 rng(7);
+  size_t refused = 0, rows = 0;
+  for (int step = 0; step < 60; ++step) {
+    std::vector<std::vector<int32_t>> paths{{}};
+    for (int row = 0; row < 12; ++row) {
+      std::vector<int32_t> path = paths[rng() % 2 == 0 ? paths.size() - 1 : rng() % paths.size()];
+      GrammarMask fresh(options);
+      std::vector<int32_t> next = allowed_after(fresh, {}, path);
+      if (next.empty() || rng() % 8 == 0) next = {kEnd, 'x', '{', '"', kOpen, kClose};
+      path.push_back(next[rng() % next.size()]);
+      GrammarMask other(options);
+      std::vector<int32_t> wanted = allowed_after(other, {}, path);
+      EXPECT_EQ(allowed_after(mask, {}, path), wanted);
+      refused += wanted.empty();
+      if (!wanted.empty() || rng() % 3 == 0) paths.push_back(path);
+      ++rows;
+    }
+  }
+  EXPECT_GT(refused, 20u);
+  EXPECT_LT(refused, rows / 2);
+}
+
+struct CountedProgress {
+  std::vector<int32_t> ids = {};
+};
+// Allows the number of tokens read.
+class CountingMask final : public AnswerMask<CountedProgress> {
+ public:
+  CountingMask() { choices_.resize(1); }
+  mutable size_t reads = 0;
+
+ private:
+  CountedProgress start() const override { return {}; }
+  bool read(CountedProgress& p, int32_t id) const override {
+    ++reads;
+    p.ids.push_back(id);
+    return true;
+  }
+  void fill(CountedProgress& p, std::span<uint32_t> allowed) const override {
+    grammar::set_bit(allowed, static_cast<int32_t>(p.ids.size()));
+  }
+  bool ends_answer(const CountedProgress&, int32_t) const override { return false; }
+};
+
+TEST(AnswerMask, ReadsEveryDraftOfAChainOnce) {
+  CountingMask mask;
+  std::vector<int32_t> answer(20, 5), drafts;
+  for (int32_t i = 0; i < 64; ++i) {
+    EXPECT_EQ(allowed_after(mask, answer, drafts), (std::vector<int32_t>{20 + i}));
+    drafts.push_back(i);
+  }
+  EXPECT_EQ(mask.reads, 20u + 63u);
+  // The step accepts 10 drafts, and the next one begins after them.
+  answer.insert(answer.end(), drafts.begin(), drafts.begin() + 10);
+  EXPECT_EQ(allowed_after(mask, answer, {}), (std::vector<int32_t>{30}));
+  EXPECT_EQ(allowed_after(mask, answer, {1}), (std::vector<int32_t>{31}));
+  EXPECT_EQ(mask.reads, 20u + 63u + 10u + 1u);
 }
 
 TEST(GrammarMask, BeginsAfterTheThinking) {
@@ -228,6 +295,29 @@ TEST(CallMask, ABraceAtTheBeginning) {
   EXPECT_EQ(allowed_after(mask, ids_of("{")), ids_of("0123456789"));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("{4}")), kEnd));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
+}
+
+// Rows with more and more drafts, and other drafts after them, against a budget that has not seen
+// the rows before.
+TEST(ThoughtBudget, ReadsDraftsOnceAndForgetsThem) {
+  ThoughtBudgetOptions options;
+  options.tokenizer = tagged_tokenizer();
+  options.thinking = Thinking::kOpen;
+  options.tokens = 3;
+  options.forced = "</think>";
+  ThoughtBudget mask(options);
+  for (std::string_view text : {"abcdef", "abxy", "a</think>bcdefg", "ab"}) {
+    const std::vector<int32_t> all = ids_of(text);
+    for (size_t n = 0; n <= all.size(); ++n) {
+      std::vector<int32_t> answer(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(n / 3));
+      std::vector<int32_t> drafts(all.begin() + static_cast<std::ptrdiff_t>(n / 3),
+                                  all.begin() + static_cast<std::ptrdiff_t>(n));
+      ThoughtBudget fresh(options);
+      EXPECT_EQ(allowed_after(mask, answer, drafts), allowed_after(fresh, answer, drafts))
+          << text.substr(0, n);
+    }
+  }
+  EXPECT_EQ(allowed_after(mask, ids_of("a"), ids_of("bc")), (std::vector<int32_t>{kClose}));
 }
 
 // Harmony's marks as control tokens, from 259 on.

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares JSON schemas as grammars with the Python package jsonschema.
+"""Compares JSON schemas as grammars with the Python package jsonschema, and regular expressions with Python's.
 
-Every random text of a grammar must be valid under its schema, and no invalid text of schemas.json may match. With
---suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
+Every random text of a grammar must be valid under its schema, and no invalid text of schemas.json may match. Random texts of the expressions of
+grammars.json, and changes of them, match or not as in Python; its other grammars have examples. With --suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
 """
 import argparse
 import collections
 import json
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -98,6 +99,43 @@ def own_schemas(checks):
                     checks.fail(f"{name}: the valid text {text} does not match")
 
 
+def changed(rng, text, alphabet):
+    """The text with one or two characters more, less, or replaced."""
+    chars = list(text)
+    for _ in range(rng.randint(1, 2)):
+        at = rng.randrange(len(chars) + 1)
+        chars[at:at + rng.randrange(2)] = rng.choice(["", rng.choice(alphabet)])
+    return "".join(chars)
+
+
+def expression(checks, regex):
+    """\\d and \\w are ASCII, as in ECMAScript."""
+    rng, wanted = random.Random(regex), re.compile(regex, re.ASCII)
+    walks = checks.driver.ask(regex=regex, walks=checks.walks, seed=1)["walks"]
+    alphabet = sorted(set("".join(walks))) + list('aZ0 .-\n"é')
+    texts = [""] + walks + [changed(rng, text, alphabet) for text in walks for _ in range(4)]
+    for text, matches in zip(texts, checks.driver.ask(regex=regex, texts=texts)["matches"]):
+        checks.count["texts of expressions"] += 1
+        if matches != (wanted.fullmatch(text) is not None):
+            checks.fail(f"{regex}: {text!r} {'matches' if matches else 'does not match'}")
+
+
+def own_grammars(checks):
+    for case in json.loads((pathlib.Path(__file__).parent / "grammars.json").read_text(encoding="utf-8")):
+        kind = "regex" if "regex" in case else "grammar"
+        valid, invalid = case.get("valid", []), case.get("invalid", [])
+        answer = checks.driver.ask(**{kind: case[kind]}, texts=valid + invalid, walks=2, seed=1)
+        name = f"{case.get('name', case[kind])!r}"
+        checks.count["grammars"] += 1
+        if "error" in answer or "error" in case:
+            if case.get("error") is None or case["error"] not in answer.get("error", ""):
+                checks.fail(f"{name}: {answer.get('error', 'an error was expected')}")
+        elif kind == "regex":
+            expression(checks, case["regex"])
+        elif answer["matches"] != [True] * len(valid) + [False] * len(invalid):
+            checks.fail(f"{name}: matches {[t for t, m in zip(valid + invalid, answer['matches']) if m]}")
+
+
 def suite(checks, folder):
     for draft in "draft7", "draft2020-12":
         paths = sorted((folder / "tests" / draft).glob("*.json")) + sorted((folder / "tests" / draft / "optional" / "format").glob("*.json"))
@@ -124,6 +162,7 @@ def main():
     args = parser.parse_args()
     checks = Checks(Driver(args.driver), args.walks)
     own_schemas(checks)
+    own_grammars(checks)
     if args.suite:
         suite(checks, args.suite)
     print(", ".join(f"{n} {what}" for what, n in checks.count.items()))

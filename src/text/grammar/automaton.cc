@@ -9,6 +9,9 @@ namespace {
 
 constexpr size_t kMaxItems = 2048;  // of a config
 constexpr ContextId kRootContext = 0, kUnknownContext = 1;
+// Entries of the largest tables that have room from the start: a mask does not wait for a copy of
+// them. Memory that is not used costs nothing.
+constexpr size_t kRoom = size_t{1} << 20;
 
 uint64_t hash_items(const std::vector<Automaton::Item>& items, uint64_t seed) {
   static_assert(sizeof(Automaton::Item) == 8);
@@ -28,6 +31,8 @@ void sort_items(std::vector<Automaton::Item>& items) {
 
 Automaton::Automaton(const Nfa& nfa)
     : nfa_(nfa), classes_(nfa.class_byte.size()), seen_(nfa.positions(), 0) {
+  steps_.reserve(kRoom);
+  state_steps_.reserve(kRoom);
   configs_.push_back({});  // the dead config
   steps_.assign(classes_, kDeadConfig);
   std::vector<Item> root{{kEndOfText, 0}}, unknown{{kUnknown, 0}};
@@ -37,10 +42,10 @@ Automaton::Automaton(const Nfa& nfa)
 }
 
 size_t Automaton::bytes() const {
-  auto size = []<class T>(const std::vector<T>& v) { return v.capacity() * sizeof(T); };
-  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(contexts_) +
-         size(entries_) + size(configs_) + size(items_) + size(steps_) + state_table_.bytes() +
-         context_table_.bytes() + config_table_.bytes();
+  auto size = []<class T>(const std::vector<T>& v) { return v.size() * sizeof(T); };
+  return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(plain_steps_) +
+         size(contexts_) + size(entries_) + size(configs_) + size(items_) + size(steps_) +
+         state_table_.bytes() + context_table_.bytes() + config_table_.bytes();
 }
 
 void Automaton::spend(size_t amount) {
@@ -88,6 +93,7 @@ StateId Automaton::intern_state(std::vector<Position>& positions) {
   positions_.insert(positions_.end(), positions.begin(), positions.end());
   states_.push_back(state);
   state_steps_.resize(states_.size() * classes_, kUnset);
+  plain_steps_.push_back(kUnset);
   return id;
 }
 
@@ -284,17 +290,24 @@ ConfigId Automaton::item_config(Item item) {
 
 ConfigId Automaton::local_config(StateId state) { return item_config({state, kUnknownContext}); }
 
+StateId Automaton::plain_step(StateId id) {
+  if (StateId known = plain_steps_[id]; known != kUnset)
+    return known == kUnset - 1 ? kNoState : known;
+  set_.clear();
+  const State s = states_[id];
+  for (uint32_t i = 0; i < s.count; ++i)
+    if (Position to = nfa_.plain_to[positions_[s.first + i]]; to != kNoPosition) set_.push_back(to);
+  StateId next = set_.empty() ? kNoState : intern_state(set_);
+  plain_steps_[id] = next == kNoState ? kUnset - 1 : next;
+  return next;
+}
+
 size_t Automaton::plain_length(StateId state) {
   constexpr size_t kMost = 32;
   std::vector<StateId> path{state};
   while (path.size() <= kMost) {
-    set_.clear();
-    const State s = states_[path.back()];
-    for (uint32_t i = 0; i < s.count; ++i)
-      if (Position to = nfa_.plain_to[positions_[s.first + i]]; to != kNoPosition)
-        set_.push_back(to);
-    if (set_.empty()) break;
-    StateId next = intern_state(set_);
+    StateId next = plain_step(path.back());
+    if (next == kNoState) break;
     if (std::find(path.begin(), path.end(), next) != path.end()) return SIZE_MAX;
     path.push_back(next);
   }

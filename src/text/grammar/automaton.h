@@ -93,6 +93,7 @@ class Automaton {
   StateId intern_state(std::vector<Position>& positions);  // adds what follows without a byte
   StateId united(StateId a, StateId b);
   StateId next_state(StateId state, uint32_t cls);
+  StateId plain_step(StateId state);  // after any plain character; kNoState: not the same for all
   void find_calls(StateId id);
   ContextId intern_context(std::vector<Item>& entries);
   ConfigId next_config(ConfigId config, uint32_t cls);
@@ -113,6 +114,7 @@ class Automaton {
   std::vector<Position> positions_;
   std::vector<Call> calls_;
   std::vector<uint32_t> state_steps_;  // [states, classes]
+  std::vector<StateId> plain_steps_;   // by state, of plain_step()
   InternTable state_table_;
   std::vector<StateId> rule_starts_;
 

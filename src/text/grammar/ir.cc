@@ -21,6 +21,17 @@ ExprId Ir::add(Expr expr) {
   return static_cast<ExprId>(exprs_.size() - 1);
 }
 
+ExprId Ir::never(std::string why) {
+  ExprId id = alt({});
+  why_never_.emplace(id, std::move(why));
+  return id;
+}
+
+const std::string* Ir::why_never(ExprId id) const {
+  auto it = why_never_.find(id);
+  return it == why_never_.end() ? nullptr : &it->second;
+}
+
 RuleId Ir::add_rule(std::string name) {
   if (rules_.size() >= kMaxRules)
     fail(ErrorCode::kOutOfRange, "the grammar is too large: more than {} rules", kMaxRules);
@@ -54,6 +65,7 @@ RuleId Ir::embed(const Ir& other) {
       for (Graph::Edge& edge : graph->edges) edge.expr = moved(edge.expr);
     add(std::move(expr));
   }
+  for (const auto& [id, why] : other.why_never_) why_never_.emplace(moved(id), why);
   for (const Rule& rule : other.rules_) define(add_rule(rule.name), moved(rule.body));
   return other.root + first_rule;
 }

@@ -66,6 +66,9 @@ class Ir {
   ExprId repeat(ExprId part, uint32_t min, uint32_t max) { return add(Repeat{part, min, max}); }
   ExprId optional(ExprId part) { return repeat(part, 0, 1); }
   ExprId ref(RuleId rule) { return add(Ref{rule}); }
+  // Matches nothing. `why` is what the author is told if the whole grammar matches nothing.
+  ExprId never(std::string why);
+  const std::string* why_never(ExprId id) const;  // nullptr: not of never()
 
   RuleId add_rule(std::string name);           // defined later; the first rule is the root
   RuleId rule_named(const std::string& name);  // adds it at its first use
@@ -87,6 +90,7 @@ class Ir {
   std::vector<Expr> exprs_;
   std::vector<Rule> rules_;
   std::map<std::string, RuleId> named_;
+  std::map<ExprId, std::string> why_never_;
   size_t size_ = 0;
 };
 

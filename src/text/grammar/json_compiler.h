@@ -1,5 +1,6 @@
 #pragma once
 // From schemas to rules. Every conjunction of schemas that occurs becomes one rule.
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
@@ -25,7 +26,15 @@ class SchemaCompiler {
   void make_exclusive(std::vector<Conjunction>& parts, const std::vector<const Value*>& schemas,
                       const SchemaRef& s);
   ExprId of_types(const Conjunction& all);
-  ExprId never() { return ir_.alt({}); }
+
+  // Matches nothing. The place and the reason are told if that leaves no value for the schema.
+  ExprId never(const std::string& path, std::string_view keyword, std::string_view what) {
+    return ir_.never(schema_message(path, keyword, what));
+  }
+  // The same at the first of the keywords that a schema has.
+  ExprId never(const Conjunction& all, std::initializer_list<const char*> keywords,
+               std::string_view what);
+  ExprId no_type(const Conjunction& all);
 
   ExprId string(const Conjunction& all);
   // The texts of strings, and whether anything but the length restricts them.
@@ -45,7 +54,8 @@ class SchemaCompiler {
     bool required;
   };
   ExprId object(const Conjunction& all);
-  std::vector<Member> members(const Conjunction& all, bool& possible);
+  // *impossible: set to an expression that matches nothing if a required one has no value.
+  std::vector<Member> members(const Conjunction& all, std::optional<ExprId>* impossible);
   std::vector<std::string> member_names(const Conjunction& all);
   // Members that are not declared, or kNoExpr.
   ExprId other_member(const Conjunction& all, const std::vector<std::string>& names);

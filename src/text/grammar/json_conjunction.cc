@@ -59,9 +59,14 @@ uint32_t declared_types(const Value& type, const std::string& path) {
   return bits;
 }
 
+std::string schema_message(const std::string& path, std::string_view keyword,
+                           std::string_view what) {
+  return fmt::format("the JSON schema, {}{}{}: {}", path, keyword.empty() ? "" : "/", keyword,
+                     what);
+}
+
 void schema_error(const std::string& path, std::string_view keyword, std::string_view what) {
-  fail(ErrorCode::kInvalidArgument, "the JSON schema, {}{}{}: {}", path, keyword.empty() ? "" : "/",
-       keyword, what);
+  fail(ErrorCode::kInvalidArgument, "{}", schema_message(path, keyword, what));
 }
 
 bool json_equal(const Value& a, const Value& b) {
@@ -131,7 +136,9 @@ void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::stri
 void SchemaDocument::add(Conjunction& all, const Value& schema, const std::string& path,
                          int depth) const {
   if (schema.is_bool()) {
-    all.never |= !schema.as_bool();
+    if (schema.as_bool()) return;
+    all.never = true;
+    all.never_path = path;
     return;
   }
   if (!schema.is_object()) schema_error(path, "", "a schema is an object, true or false");

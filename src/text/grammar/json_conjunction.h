@@ -24,6 +24,7 @@ struct SchemaRef {
 struct Conjunction {
   bool never = false;  // no value is valid
   std::vector<SchemaRef> schemas;
+  std::string never_path = {};  // of the schema `false`
 };
 
 // JSON types as bits. Numbers with and without a fraction are two types.
@@ -38,6 +39,8 @@ enum TypeBit : uint32_t {
   kAllTypes = 127,
 };
 
+std::string schema_message(const std::string& path, std::string_view keyword,
+                           std::string_view what);
 [[noreturn]] void schema_error(const std::string& path, std::string_view keyword,
                                std::string_view what);
 

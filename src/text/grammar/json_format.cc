@@ -62,7 +62,8 @@ std::string format_regex(const std::string& name) {
 
 const char* format_names() {
   return "date-time, date, time, duration, email, idn-email, hostname, idn-hostname, ipv4, ipv6, "
-         "uuid, uri, uri-reference, iri, iri-reference, json-pointer and relative-json-pointer";
+         "uuid, uri, uri-reference, iri, iri-reference, json-pointer, relative-json-pointer, byte, "
+         "binary and password";
 }
 
 namespace {
@@ -89,7 +90,12 @@ const CharFsm* named_fsm(const std::string& name, const std::string& regex) {
 
 }  // namespace
 
-const CharFsm* format_fsm(const std::string& name) { return named_fsm(name, format_regex(name)); }
+const CharFsm* format_fsm(const std::string& name) {
+  if (name == "byte") return encoding_fsm("base64");
+  return named_fsm(name, format_regex(name));
+}
+
+bool is_hint_format(std::string_view name) { return name == "password" || name == "binary"; }
 
 const CharFsm* encoding_fsm(const std::string& name) {
   return named_fsm("contentEncoding " + name, encoding_regex(name));

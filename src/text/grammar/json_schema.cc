@@ -45,7 +45,7 @@ Ir SchemaCompiler::compile(const Value& schema) {
 }
 
 ExprId SchemaCompiler::reference(const Conjunction& all) {
-  if (all.never) return never();
+  if (all.never) return never(all.never_path, "", "is false: no value is valid");
   Key key;
   for (const SchemaRef& s : all.schemas)
     key.emplace_back(s.schema, s.any_of_done * 2 + s.one_of_done);
@@ -62,6 +62,8 @@ ExprId SchemaCompiler::reference(const Conjunction& all) {
 ExprId SchemaCompiler::body(const Conjunction& all) {
   std::vector<const Value*> listed;
   if (document_.values(all, listed)) {
+    if (listed.empty())
+      return never(all, {"const", "enum"}, "has no value that the other keywords allow");
     std::vector<std::string> scalars;
     std::vector<ExprId> parts;
     for (const Value* v : listed)
@@ -98,6 +100,7 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
     schemas.push_back(&list.as_array()[i]);
   }
   if (one_of) make_exclusive(parts, schemas, s);
+  if (parts.empty()) return never(s.path, keyword, "has no alternative that can hold");
   std::vector<ExprId> exprs;
   for (const Conjunction& part : parts) exprs.push_back(reference(part));
   return ir_.alt(std::move(exprs));
@@ -134,7 +137,28 @@ ExprId SchemaCompiler::of_types(const Conjunction& all) {
   if (types & (kInteger | kFraction)) parts.push_back(number(all, types));
   if (types & kArray) parts.push_back(array(all));
   if (types & kObject) parts.push_back(object(all));
+  if (parts.empty()) return no_type(all);
   return ir_.alt(std::move(parts));
+}
+
+// The schema that excludes the last of the types.
+ExprId SchemaCompiler::no_type(const Conjunction& all) {
+  Conjunction some;
+  for (const SchemaRef& s : all.schemas) {
+    some.schemas.push_back(s);
+    if (document_.types(some) == 0)
+      return never(s.path, s.schema->has("type") ? "type" : "not",
+                   "leaves no type that the other keywords allow");
+  }
+  return never(all, {"not", "type"}, "leaves no value that the other keywords allow");
+}
+
+ExprId SchemaCompiler::never(const Conjunction& all, std::initializer_list<const char*> keywords,
+                             std::string_view what) {
+  for (const char* keyword : keywords)
+    for (const SchemaRef& s : all.schemas)
+      if (s.schema->has(keyword)) return never(s.path, keyword, what);
+  return never(all.schemas[0].path, "", what);
 }
 
 // --- strings
@@ -195,6 +219,7 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
       restrict_to(*fsm);
     }
     if (const Value* format = s.find("format")) {
+      if (format->is_string() && is_hint_format(format->as_string())) continue;
       const CharFsm* fsm = format->is_string() ? format_fsm(format->as_string()) : nullptr;
       if (fsm == nullptr)
         schema_error(s.path, "format",
@@ -207,7 +232,7 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
 
 ExprId SchemaCompiler::string(const Conjunction& all) {
   auto [min, max] = limits(all, "minLength", "maxLength");
-  if (min > max) return never();
+  if (min > max) return never(all, {"minLength"}, "is above maxLength");
   if (max >= kNoLength) max = kUnbounded;
   if (max != kUnbounded && max > kMaxLength)
     for (const SchemaRef& s : all.schemas)
@@ -221,6 +246,9 @@ ExprId SchemaCompiler::string(const Conjunction& all) {
       schema_error(all.schemas[0].path, "",
                    "pattern or format together with minLength or maxLength is too large");
     }
+    if (is_empty(fsm))
+      return never(all, {"pattern", "format", "contentEncoding", "not"},
+                   "no string is valid under it and the other keywords");
     return ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
   }
   if (min == 0 && max == kUnbounded) return rules_.string();
@@ -266,8 +294,15 @@ ExprId SchemaCompiler::number(const Conjunction& all, uint32_t types) {
   NumberBounds bounds = number_bounds(all);
   bool integers = (types & kInteger) != 0, fractions = (types & kFraction) != 0;
   if (bounds.any() && integers) return fractions ? rules_.number() : rules_.integer();
+  if (bounds.min && bounds.max && compare(*bounds.min, *bounds.max) > 0)
+    return never(all, {"minimum", "exclusiveMinimum", "format"}, "is above the maximum");
   try {
-    return expr_of(ir_, number_fsm(bounds, integers, fractions));
+    CharFsm fsm = number_fsm(bounds, integers, fractions);
+    if (is_empty(fsm))
+      return never(all,
+                   {"multipleOf", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"},
+                   "no number is valid under it and the other keywords");
+    return expr_of(ir_, fsm);
   } catch (const Error& e) {
     schema_error(all.schemas[0].path, "multipleOf", e.what());
   }
@@ -309,7 +344,10 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
     if (std::none_of(values.begin(), values.end(),
                      [&](const Value* other) { return json_equal(*v, *other); }))
       values.push_back(v);
-  if (values.size() < min) return never();
+  if (values.size() < min)
+    return never(
+        s.path, "uniqueItems",
+        fmt::format("minItems is {}, and {} different items are possible", min, values.size()));
   std::vector<ExprId> first, later;
   ExprId comma = rules_.comma();
   for (const Value* v : values) {
@@ -343,6 +381,7 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
 
 ExprId SchemaCompiler::array(const Conjunction& all) {
   auto [min, max] = limits(all, "minItems", "maxItems");
+  if (min > max) return never(all, {"minItems"}, "is above maxItems");
   uint32_t listed = 0;
   const SchemaRef* unique = nullptr;
   for (const SchemaRef& s : all.schemas) {
@@ -354,7 +393,7 @@ ExprId SchemaCompiler::array(const Conjunction& all) {
   }
   for (uint32_t i = 0; i <= listed; ++i)
     if (item(all, i).never) max = std::min(max, i);
-  if (min > max) return never();
+  if (min > max) return never(item(all, max).never_path, "", "is false, but minItems needs it");
   if (unique != nullptr && max > 1) return unique_items(all, *unique, listed, min, max);
   uint32_t last = max == kUnbounded ? std::max({listed, min, 1u}) : max;
   if (last > kMaxItems)

@@ -43,21 +43,26 @@ bool SchemaCompiler::name_allowed(const Conjunction& all, const std::string& nam
 }
 
 std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& all,
-                                                            bool& possible) {
+                                                            std::optional<ExprId>* impossible) {
   std::vector<Member> out;
   const std::vector<std::string> names = member_names(all);  // checks `required`, too
-  std::map<std::string, bool> required;
+  std::map<std::string, const SchemaRef*> required;          // and by whom
   for (const SchemaRef& s : all.schemas)
     if (const Value* list = s.find("required"))
-      for (const Value& name : list->as_array()) required[name.as_string()] = true;
+      for (const Value& name : list->as_array()) required.emplace(name.as_string(), &s);
   for (const std::string& name : names) {
     Conjunction value = document_.member(all, name);
-    bool needed = required.contains(name);
+    auto needed = required.find(name);
     if (value.never || !name_allowed(all, name)) {
-      possible &= !needed;
+      if (needed != required.end())
+        *impossible = never(needed->second->path, "required",
+                            fmt::format("'{}' cannot be there: {}", name,
+                                        value.never ? value.never_path + " is false"
+                                                    : "propertyNames excludes it"));
       continue;
     }
-    out.push_back({name, rules_.member(ir_.bytes(json_quoted(name)), reference(value)), needed});
+    out.push_back({name, rules_.member(ir_.bytes(json_quoted(name)), reference(value)),
+                   needed != required.end()});
   }
   return out;
 }
@@ -177,26 +182,32 @@ ExprId SchemaCompiler::members_graph(const std::vector<Member>& members, ExprId 
 
 ExprId SchemaCompiler::object(const Conjunction& all) {
   auto [min, max] = limits(all, "minProperties", "maxProperties");
-  bool possible = min <= max;
-  std::vector<Member> known = members(all, possible);
-  if (!possible) return never();
+  if (min > max) return never(all, {"minProperties"}, "is above maxProperties");
+  std::optional<ExprId> impossible;
+  std::vector<Member> known = members(all, &impossible);
+  if (impossible) return *impossible;
   bool restricted = !known.empty() || min > 0 || max != kUnbounded;
   for (const SchemaRef& s : all.schemas)
     for (const char* keyword : {"additionalProperties", "unevaluatedProperties",
                                 "patternProperties", "properties", "propertyNames"})
       restricted |= s.schema->has(keyword);
   if (!restricted) return rules_.object();
-  bool needed = std::any_of(known.begin(), known.end(), [](const Member& m) { return m.required; });
-  if (max == 0) return needed ? never() : ir_.bytes("{}");
+  auto needed =
+      std::count_if(known.begin(), known.end(), [](const Member& m) { return m.required; });
+  if (needed > max)
+    return never(all, {"maxProperties"}, fmt::format("{} properties are required", needed));
+  if (max == 0) return ir_.bytes("{}");
   ExprId other = other_member(all, member_names(all));
   if (min > known.size() + (other == kNoExpr ? 0 : 1)) {
-    if (other == kNoExpr) return never();
+    if (other == kNoExpr)
+      return never(all, {"minProperties"},
+                   fmt::format("only {} properties are possible", known.size()));
     schema_error(all.schemas[0].path, "minProperties",
                  "is only supported up to one more than the properties that the schema names");
   }
   if (known.empty() && other == kNoExpr) return ir_.bytes("{}");
   try {
-    return rules_.braces("{", members_graph(known, other, min, max), "}", !needed && min == 0);
+    return rules_.braces("{", members_graph(known, other, min, max), "}", needed == 0 && min == 0);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     schema_error(all.schemas[0].path, "", e.what());

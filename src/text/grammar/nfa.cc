@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "text/grammar/empty_reason.h"
 #include "text/grammar/nfa_builder.h"
 
 namespace tokamak::grammar {
@@ -83,12 +84,16 @@ void find_nullable(NfaBuilder& b) {
 }
 
 // Drops what cannot reach the end of its rule.
-void trim(NfaBuilder& b) {
+void trim(NfaBuilder& b, const Ir& ir) {
   Backwards back(b, true);
   back.run();
   const std::vector<uint8_t>& live = back.marked;
-  if (!live[b.rules[0].start])
-    fail(ErrorCode::kInvalidArgument, "the grammar matches no text at all");
+  if (!live[b.rules[0].start]) {
+    std::vector<uint8_t> live_rules(ir.rules().size(), 1);
+    for (RuleId r = 0; r < live_rules.size(); ++r)
+      if (const RuleId* own = b.automaton_of(r)) live_rules[r] = live[b.rules[*own].start];
+    fail(ErrorCode::kInvalidArgument, "{}", empty_reason(ir, live_rules));
+  }
   for (Position& to : b.plain_to)
     if (to != kNoPosition && !live[to]) to = kNoPosition;
   std::erase_if(b.bytes, [&](const auto& e) { return !live[e.from] || !live[e.edge.to]; });
@@ -164,7 +169,7 @@ Nfa lower(const Ir& ir) {
   NfaBuilder b(ir);
   b.build();
   find_nullable(b);
-  trim(b);
+  trim(b, ir);
   Nfa nfa;
   size_t n = b.final.size();
   nfa.bytes = lists_of(b.bytes, n);

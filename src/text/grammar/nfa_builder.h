@@ -13,6 +13,11 @@ class NfaBuilder {
  public:
   explicit NfaBuilder(const Ir& ir) : ir_(ir) {}
   void build();  // the root and the rules that it reaches
+  // The automaton of a rule of the IR; nullptr: it has none of its own, as it is short or not used.
+  const RuleId* automaton_of(RuleId rule) const {
+    auto it = reached_.find(rule);
+    return it == reached_.end() ? nullptr : &it->second;
+  }
 
   template <class T>
   struct Edge {

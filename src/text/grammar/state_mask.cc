@@ -1,6 +1,7 @@
 #include "text/grammar/state_mask.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -11,11 +12,11 @@ constexpr size_t kLargePart = 48;        // nodes of a part of a trie that is no
 constexpr size_t kMaxPlainConfigs = 64;  // visited to find out which plain tokens are allowed
 
 // Calls visit(node, config) for the nodes of [begin, end) that can be reached from `start`, the
-// config before nodes of depth `depth`.
+// config before nodes of depth `depth`. `path` is scratch space.
 template <class Visit>
 void walk(Automaton& automaton, const Trie& trie, size_t begin, size_t end, size_t depth,
-          ConfigId start, Visit&& visit) {
-  std::vector<ConfigId> path(trie.deepest + 1);
+          ConfigId start, std::vector<ConfigId>& path, Visit&& visit) {
+  path.resize(trie.deepest + 1);
   path[0] = start;
   for (size_t i = begin; i < end;) {
     size_t d = trie.depth[i] - depth;
@@ -30,12 +31,26 @@ void walk(Automaton& automaton, const Trie& trie, size_t begin, size_t end, size
   }
 }
 
-struct PlainBytes {  // of characters of one kind
+// The same for a whole trie. Its roots are far from each other in memory, and most of them cannot
+// be reached.
+template <class Visit>
+void walk(Automaton& automaton, const Trie& trie, ConfigId start, std::vector<ConfigId>& path,
+          Visit&& visit) {
+  for (size_t r = 0; r < trie.roots.size(); ++r) {
+    ConfigId next = automaton.step(start, trie.root_bytes[r]);
+    if (next == kDeadConfig) continue;
+    size_t node = trie.roots[r];
+    visit(node, next);
+    walk(automaton, trie, node + 1, trie.end[node], 1, next, path, visit);
+  }
+}
+
+struct CharacterBytes {  // of characters of one kind
   uint8_t count;
   std::pair<uint8_t, uint8_t> ranges[4];
 };
 constexpr std::pair<uint8_t, uint8_t> kTail{0x80, 0xBF};
-constexpr PlainBytes kPlain[] = {
+constexpr CharacterBytes kPlain[] = {
     {1, {{0x20, 0x21}}},
     {1, {{0x23, 0x5B}}},
     {1, {{0x5D, 0x7F}}},
@@ -48,11 +63,13 @@ constexpr PlainBytes kPlain[] = {
     {4, {{0xF1, 0xF3}, kTail, kTail, kTail}},
     {4, {{0xF4, 0xF4}, {0x80, 0x8F}, kTail, kTail}},
 };
+constexpr CharacterBytes kWord[] = {{1, {{'0', '9'}}}, {1, {{'A', 'Z'}}}, {1, {{'a', 'z'}}}};
 
-// Finds how many plain characters a config allows, whatever they are.
-class PlainReach {
+// Finds how many characters of these kinds a config allows, whatever they are.
+class Reach {
  public:
-  explicit PlainReach(Automaton& automaton) : automaton_(automaton) {}
+  Reach(Automaton& automaton, std::span<const CharacterBytes> kinds)
+      : automaton_(automaton), kinds_(kinds) {}
 
   size_t longest(ConfigId start) {
     std::vector<ConfigId> known{start};
@@ -60,7 +77,7 @@ class PlainReach {
       size_t level_end = known.size();
       for (; at < level_end; ++at) {
         next_.clear();
-        for (const PlainBytes& kind : kPlain)
+        for (const CharacterBytes& kind : kinds_)
           if (!follow(kind, 0, known[at])) return length;
         for (ConfigId next : next_)
           if (std::find(known.begin(), known.end(), next) == known.end()) known.push_back(next);
@@ -73,7 +90,7 @@ class PlainReach {
 
  private:
   // A config that only returns allows no character by itself.
-  bool follow(const PlainBytes& kind, uint8_t at, ConfigId config) {
+  bool follow(const CharacterBytes& kind, uint8_t at, ConfigId config) {
     if (automaton_.config(config).count == 0) return false;
     const Nfa& nfa = automaton_.nfa();
     auto [lo, hi] = kind.ranges[at];
@@ -90,6 +107,7 @@ class PlainReach {
     return true;
   }
   Automaton& automaton_;
+  const std::span<const CharacterBytes> kinds_;
   std::vector<ConfigId> next_;
 };
 
@@ -121,29 +139,48 @@ void build_rests(std::vector<Rest>& rests, StateMask& mask) {
   mask.rests.finish();
 }
 
-// The last group of plain tokens that the state allows; 0: none.
-size_t plain_group_of(Automaton& automaton, StateId state, ConfigId local) {
+// The groups of tokens that a state allows as a whole.
+struct WholeGroups {
+  size_t plain = 0, words = 0;  // the last of them; 0: none
+  bool have(size_t trie) const {
+    return trie > kLengthGroups ? trie - kLengthGroups <= words : trie > 0 && trie <= plain;
+  }
+  void allow(const Vocabulary& vocabulary, std::span<uint32_t> mask) const {
+    auto unite = [&](std::span<const uint32_t> other) {
+      for (size_t i = 0; i < other.size(); ++i) mask[i] |= other[i];
+    };
+    if (plain > 0) unite(vocabulary.plain_mask(plain));
+    if (words > plain) unite(vocabulary.word_mask(words));
+  }
+};
+
+WholeGroups whole_groups(Automaton& automaton, StateId state) {
+  auto last_group = [](size_t longest) {
+    size_t group = 0;
+    while (group < kLengthGroups && longest_of_group(group + 1) <= longest) ++group;
+    return group;
+  };
+  ConfigId local = automaton.local_config(state);
   size_t longest = automaton.plain_length(state);
-  if (longest == 0) longest = PlainReach(automaton).longest(local);
-  size_t group = 0;
-  while (group < kPlainGroups && longest_of_group(group + 1) <= longest) ++group;
-  return group;
+  if (longest == 0) longest = Reach(automaton, kPlain).longest(local);
+  WholeGroups out;
+  out.plain = out.words = last_group(longest);
+  if (out.plain == 0) out.words = last_group(Reach(automaton, kWord).longest(local));
+  return out;
 }
 
 }  // namespace
 
 void allow_item(Automaton& automaton, const Vocabulary& vocabulary, Automaton::Item item,
                 std::span<uint32_t> mask) {
-  size_t plain = plain_group_of(automaton, item.state, automaton.local_config(item.state));
-  if (plain > 0) {
-    std::span<const uint32_t> all = vocabulary.plain_mask(plain);
-    for (size_t i = 0; i < all.size(); ++i) mask[i] |= all[i];
-  }
+  WholeGroups whole = whole_groups(automaton, item.state);
+  whole.allow(vocabulary, mask);
   ConfigId start = automaton.item_config(item);
-  for (size_t group = 0; group <= kPlainGroups; ++group) {
-    if (group > 0 && group <= plain) continue;
-    const Trie& trie = vocabulary.trie(group);
-    walk(automaton, trie, 0, trie.size(), 0, start, [&](size_t i, ConfigId) {
+  std::vector<ConfigId> path;
+  for (size_t index = 0; index < Vocabulary::kTries; ++index) {
+    if (whole.have(index)) continue;
+    const Trie& trie = vocabulary.trie(index);
+    walk(automaton, trie, start, path, [&](size_t i, ConfigId) {
       for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id)) set_bit(mask, id);
     });
   }
@@ -155,30 +192,30 @@ size_t StateMask::bytes() const {
 }
 
 void StateMask::allow(const Vocabulary& vocabulary, std::span<uint32_t> mask) const {
-  auto unite = [&](std::span<const uint32_t> other) {
-    for (size_t i = 0; i < other.size(); ++i) mask[i] |= other[i];
-  };
-  if (plain_group > 0) unite(vocabulary.plain_mask(plain_group));
-  unite(bits);
+  WholeGroups{plain_group, word_group}.allow(vocabulary, mask);
+  for (size_t i = 0; i < bits.size(); ++i) mask[i] |= bits[i];
   for (int32_t id : ids) set_bit(mask, id);
 }
 
 StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId state) {
   StateMask mask;
   ConfigId start = automaton.local_config(state);
-  mask.plain_group = plain_group_of(automaton, state, start);
+  WholeGroups whole = whole_groups(automaton, state);
+  mask.plain_group = whole.plain;
+  mask.word_group = whole.words;
   std::vector<Rest> rests;
-  for (size_t group = 0; group <= kPlainGroups; ++group) {
-    if (group > 0 && group <= mask.plain_group) continue;
-    const Trie& trie = vocabulary.trie(group);
-    walk(automaton, trie, 0, trie.size(), 0, start, [&](size_t i, ConfigId config) {
+  std::vector<ConfigId> path;
+  for (size_t index = 0; index < Vocabulary::kTries; ++index) {
+    if (whole.have(index)) continue;
+    const Trie& trie = vocabulary.trie(index);
+    walk(automaton, trie, start, path, [&](size_t i, ConfigId config) {
       const Automaton::Config& c = automaton.config(config);
       if (trie.token[i] >= 0)
         for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
           mask.ids.push_back(id);
       if (!c.returns || trie.end[i] == i + 1) return;
       if (trie.end[i] - i > kLargePart)
-        mask.parts.push_back({static_cast<uint32_t>(group), static_cast<uint32_t>(i)});
+        mask.parts.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(i)});
       else
         collect_rests(vocabulary, trie, i, rests);
     });
@@ -196,15 +233,16 @@ StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId
 void allow_returns(Automaton& automaton, const Vocabulary& vocabulary, const StateMask& state,
                    ConfigId config, std::span<uint32_t> mask) {
   if (automaton.config(config).count == 0) return;
+  std::vector<ConfigId> path;
   for (const StateMask::Part& part : state.parts) {
-    const Trie& trie = vocabulary.trie(part.group);
+    const Trie& trie = vocabulary.trie(part.trie);
     walk(automaton, trie, part.node + 1, trie.end[part.node], trie.depth[part.node] + size_t{1},
-         config, [&](size_t i, ConfigId) {
+         config, path, [&](size_t i, ConfigId) {
            for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
              set_bit(mask, id);
          });
   }
-  walk(automaton, state.rests, 0, state.rests.size(), 0, config, [&](size_t i, ConfigId) {
+  walk(automaton, state.rests, config, path, [&](size_t i, ConfigId) {
     if (state.rests.token[i] < 0) return;
     auto r = static_cast<size_t>(state.rests.token[i]);
     for (uint32_t k = state.rest_first[r]; k < state.rest_first[r + 1]; ++k)

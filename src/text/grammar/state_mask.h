@@ -11,13 +11,14 @@ namespace tokamak::grammar {
 // A token is allowed, is not, or *returns*: the rule of the state ends inside of it, and the rest
 // depends on the context. Immutable.
 struct StateMask {
-  size_t plain_group = 0;      // all plain tokens of groups up to this are allowed
+  // All plain tokens and all words of groups up to these are allowed (vocabulary.h).
+  size_t plain_group = 0, word_group = 0;
   std::vector<int32_t> ids;    // allowed too, if few
   std::vector<uint32_t> bits;  // or many
   // What is left of tokens that return: large parts of the vocabulary's tries, and the rest as a
   // trie of its own.
   struct Part {
-    uint32_t group, node;
+    uint32_t trie, node;
   };
   std::vector<Part> parts;
   Trie rests;

@@ -9,8 +9,8 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kGroupEnds[kPlainGroups] = {1,  2,  3,  4,  5,  6,  7,  8,  9,       10,
-                                             11, 12, 13, 14, 15, 16, 24, 32, SIZE_MAX};
+constexpr size_t kGroupEnds[kLengthGroups] = {1,  2,  3,  4,  5,  6,  7,  8,  9,       10,
+                                              11, 12, 13, 14, 15, 16, 24, 32, SIZE_MAX};
 
 // 0: not only plain characters.
 size_t plain_characters(std::string_view text) {
@@ -23,11 +23,17 @@ size_t plain_characters(std::string_view text) {
   return count;
 }
 
+bool is_word(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return ('0' <= c && c <= '9') || ('A' <= c && c <= 'Z') || ('a' <= c && c <= 'z');
+  });
+}
+
 }  // namespace
 
 size_t longest_of_group(size_t group) { return kGroupEnds[group - 1]; }
 
-size_t plain_group(size_t characters) {
+size_t length_group(size_t characters) {
   size_t group = 1;
   while (kGroupEnds[group - 1] < characters) ++group;
   return group;
@@ -56,6 +62,10 @@ void Trie::add(std::string_view text, int32_t id) {
 void Trie::finish() {
   for (uint32_t node : path_) end[node] = static_cast<uint32_t>(size());
   path_ = {};
+  for (uint32_t node = 0; node < size(); node = end[node]) {
+    roots.push_back(node);
+    root_bytes.push_back(byte[node]);
+  }
 }
 
 Vocabulary::Vocabulary(const std::vector<std::string>& tokens) {
@@ -88,8 +98,9 @@ void Vocabulary::build() {
     return difference != 0 ? difference < 0 : a < b;
   });
   next_same_.assign(size(), -1);
-  tries_.resize(kPlainGroups + 1);
-  plain_masks_.assign(kPlainGroups, std::vector<uint32_t>(words(), 0));
+  tries_.resize(kTries);
+  plain_masks_.assign(kLengthGroups, std::vector<uint32_t>(words(), 0));
+  word_masks_ = plain_masks_;
   for (size_t i = 0; i < order.size();) {
     int32_t id = order[i];
     std::string_view text = bytes(id);
@@ -98,10 +109,14 @@ void Vocabulary::build() {
       next_same_[static_cast<size_t>(order[i - 1])] = order[i];
     if (text.empty()) continue;
     size_t characters = plain_characters(text);
-    size_t group = characters == 0 ? 0 : plain_group(characters);
-    tries_[group].add(text, id);
-    for (size_t g = group; g > 0 && g <= kPlainGroups; ++g)
-      for (size_t k = first; k < i; ++k) set_bit(plain_masks_[g - 1], order[k]);
+    size_t group = characters == 0 ? 0 : length_group(characters);
+    bool word = group > 0 && is_word(text);
+    tries_[word ? kLengthGroups + group : group].add(text, id);
+    for (size_t g = group; g > 0 && g <= kLengthGroups; ++g)
+      for (size_t k = first; k < i; ++k) {
+        set_bit(plain_masks_[g - 1], order[k]);
+        if (word) set_bit(word_masks_[g - 1], order[k]);
+      }
   }
   for (Trie& trie : tries_) trie.finish();
 }

@@ -17,8 +17,10 @@ struct Trie {
   std::vector<uint8_t> byte;
   std::vector<uint16_t> depth;  // of the node; 0: the first byte
   std::vector<uint32_t> end;
-  std::vector<int32_t> token;  // that ends here; -1: none
-  size_t deepest = 0;          // the longest text
+  std::vector<int32_t> token;       // that ends here; -1: none
+  std::vector<uint32_t> roots;      // the nodes of depth 0
+  std::vector<uint8_t> root_bytes;  // parallel to them
+  size_t deepest = 0;               // the longest text
   size_t size() const { return byte.size(); }
   // Texts in ascending order, without duplicates. Empty texts are ignored.
   void add(std::string_view text, int32_t id);
@@ -28,11 +30,12 @@ struct Trie {
   std::vector<uint32_t> path_;
 };
 
-// Plain characters: those that JSON strings may hold without an escape. Tokens of plain characters
-// are grouped by their number, because most grammars allow all of them or none.
-inline constexpr size_t kPlainGroups = 19;
-size_t plain_group(size_t characters);  // 1 .. kPlainGroups
-size_t longest_of_group(size_t group);  // characters; SIZE_MAX for the last group
+// Plain characters: those that JSON strings may hold without an escape. Words consist of ASCII
+// letters and digits only. Tokens of plain characters are grouped by their number, and so are
+// words, because most grammars allow all of a group or none.
+inline constexpr size_t kLengthGroups = 19;
+size_t length_group(size_t characters);  // 1 .. kLengthGroups
+size_t longest_of_group(size_t group);   // characters; SIZE_MAX for the last group
 
 // Immutable and thread-safe. About 30 bytes per byte of the vocabulary.
 class Vocabulary {
@@ -49,10 +52,13 @@ class Vocabulary {
     auto i = static_cast<size_t>(id);
     return std::string_view(text_).substr(offsets_[i], offsets_[i + 1] - offsets_[i]);
   }
-  // Group 0 has the tokens with other characters.
-  const Trie& trie(size_t group) const { return tries_[group]; }
-  // All tokens of the groups 1 .. group.
+  // Trie 0 has the tokens with other characters, then come the groups of plain ones that are no
+  // words, then those of words.
+  static constexpr size_t kTries = 1 + 2 * kLengthGroups;
+  const Trie& trie(size_t index) const { return tries_[index]; }
+  // All plain tokens, words among them, or all words of the groups 1 .. group.
   std::span<const uint32_t> plain_mask(size_t group) const { return plain_masks_[group - 1]; }
+  std::span<const uint32_t> word_mask(size_t group) const { return word_masks_[group - 1]; }
   // All tokens, in the order of their bytes; the ones without text come first.
   std::span<const int32_t> sorted() const { return sorted_; }
   // The next token with the same text; -1: none.
@@ -64,7 +70,7 @@ class Vocabulary {
   std::vector<uint32_t> offsets_;
   std::vector<int32_t> sorted_, next_same_;
   std::vector<Trie> tries_;
-  std::vector<std::vector<uint32_t>> plain_masks_;
+  std::vector<std::vector<uint32_t>> plain_masks_, word_masks_;
 };
 
 inline constexpr size_t kMaxTokenBytes = 4096;
