@@ -45,6 +45,16 @@ uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_
   return seen;
 }
 
+// Moves this thread to a core that no thread of the pool was last seen on, if it may use one.
+void move_to_free_core(const std::vector<std::atomic<int>>& taken) {
+  cpu_set_t all;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  cpu_set_t free = all;
+  for (const std::atomic<int>& core : taken) CPU_CLR(core.load(std::memory_order_relaxed), &free);
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return;
+  sched_setaffinity(0, sizeof all, &all);  // it stays where it is, and is not bound to it
+}
+
 }  // namespace
 
 int available_cores() {
@@ -63,6 +73,8 @@ ThreadPool::ThreadPool(int threads) {
   if (threads <= 0) threads = cores;
   // With more threads than cores, a spinning thread could take the core of one that has work.
   spin_ns_ = threads > cores ? 0 : kSpinNs;
+  cores_ = std::vector<std::atomic<int>>(static_cast<size_t>(threads));
+  for (std::atomic<int>& core : cores_) core = -1;
   workers_.reserve(static_cast<size_t>(threads - 1));
   for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { worker(t); });
 }
@@ -72,6 +84,14 @@ ThreadPool::~ThreadPool() {
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   for (std::thread& w : workers_) w.join();
+}
+
+void ThreadPool::spread(int thread) {
+  if (spin_ns_ == 0) return;  // there are fewer cores than threads
+  const int core = sched_getcpu();
+  cores_[static_cast<size_t>(thread)].store(core, std::memory_order_relaxed);
+  for (size_t t = 0; t < static_cast<size_t>(thread); ++t)
+    if (cores_[t].load(std::memory_order_relaxed) == core) return move_to_free_core(cores_);
 }
 
 void ThreadPool::run_part(int thread) noexcept {
@@ -86,6 +106,7 @@ void ThreadPool::fork_join(Job job, void* body) {
   job_ = job;
   body_ = body;
   auto helpers = static_cast<uint32_t>(workers_.size());
+  spread(0);
   pending_.store(helpers, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
@@ -116,6 +137,7 @@ void ThreadPool::worker(int thread) {
   while (true) {
     seen = wait_for_change(epoch_, seen, spin_ns_);
     if (stop_) return;
+    spread(thread);
     run_part(thread);
     // Release: the caller sees this part's writes (and error_) once it sees the count.
     if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();

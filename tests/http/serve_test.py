@@ -101,6 +101,30 @@ class Progress(unittest.TestCase):
                 self.assertTrue(any(c["choices"][0]["text"] for c in chunks))
 
 
+class Restart(unittest.TestCase):
+    def test_an_administrator_replaces_the_process(self):
+        """Running answers end, connections that arrive meanwhile wait, and the new process answers as the old one did."""
+        ask = {"prompt": "One two", "max_tokens": 8, "seed": 1}
+        with Serve(LLAMA, "--admin-key", "root", "--api-key", "user", "--shutdown-timeout", 20) as s:
+            def post(path, key, **body):
+                request = urllib.request.Request(s.url + path, json.dumps(body).encode(), {"content-type": "application/json", "authorization": f"Bearer {key}"})
+                with urllib.request.urlopen(request, timeout=60) as r:
+                    return json.load(r)
+            text = lambda: post("/v1/completions", "user", **ask)["choices"][0]["text"]
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                post("/admin/restart", "user")
+            with refused.exception as e:
+                self.assertEqual(e.code, 401)
+            before = text()
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                running = pool.submit(post, "/v1/completions", "user", prompt="x", max_tokens=200, ignore_eos=True)
+                time.sleep(0.05)
+                for _ in range(4):  # more often than a crash is allowed to
+                    self.assertEqual(post("/admin/restart", "root"), {"success": True})
+                    self.assertEqual(text(), before)
+                self.assertEqual(running.result()["usage"]["completion_tokens"], 200)
+
+
 class Prefixes(unittest.TestCase):
     def test_the_tree_is_that_of_the_prompts(self):
         with Serve(LLAMA) as s:

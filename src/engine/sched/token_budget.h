@@ -50,7 +50,7 @@ class TokenBudget {
   // the decodes.
   int64_t least(int64_t start) const {
     if (measured_.tokens == 0 || alone_ == 0) return kLeastPrefill;
-    return std::clamp<int64_t>(fit(alone_, start), 2, kLeastPrefill);
+    return std::clamp<int64_t>(fit(alone_, start), 1, kLeastPrefill);
   }
   // Seconds that these prompts add to a step.
   double cost(const Prompts& p) const {
