@@ -29,7 +29,6 @@ import time
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
-    p.add_argument("serve", nargs="*", help="flags for tokamak serve, after --")
     p.add_argument("--tokamak", default="build/release/tokamak")
     p.add_argument("--streams", type=int, default=4)
     p.add_argument("--prompts", default="1024,2048,4096", help="tokens")
@@ -38,7 +37,11 @@ def parse_args():
     p.add_argument("--settle", type=float, default=1, help="seconds without prompts before each prompt")
     p.add_argument("--quiet", type=float, default=10, help="seconds of a prompt of 0 tokens")
     p.add_argument("--json", type=pathlib.Path, help="also write every step here: start, tokens, ms")
-    return p.parse_args()
+    mine = sys.argv[1:]
+    at = mine.index("--") if "--" in mine else len(mine)
+    args = p.parse_args(mine[:at])
+    args.serve = mine[at + 1:]  # for the server
+    return args
 
 
 class Server:

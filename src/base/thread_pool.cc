@@ -24,25 +24,30 @@ int64_t now_ns() {
       .count();
 }
 
-// Waits until `word` differs from `old`: spins for a while, then parks.
+thread_local int pool_thread = 0;  // which thread of its pool this is
+
+// Waits for a while until `word` differs from `old`; false: it does not yet.
+bool spin_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_t spin_ns) {
+  int64_t start = 0;  // most waits end before the clock is read
+  while (spin_ns > 0) {
+    for (int i = 0; i < 64; ++i) {
+      if (word.load(std::memory_order_acquire) != old) return true;
+      relax();
+    }
+    if (start == 0) start = now_ns();
+    if (now_ns() - start >= spin_ns) break;
+  }
+  return false;
+}
+
+void park_until_change(const std::atomic<uint32_t>& word, uint32_t old) {
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+// Spins for a while, then parks.
 uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_t spin_ns) {
-  if (spin_ns > 0) {
-    int64_t start = 0;  // most waits end before the clock is read
-    do {
-      for (int i = 0; i < 64; ++i) {
-        uint32_t seen = word.load(std::memory_order_acquire);
-        if (seen != old) return seen;
-        relax();
-      }
-      if (start == 0) start = now_ns();
-    } while (now_ns() - start < spin_ns);
-  }
-  uint32_t seen = word.load(std::memory_order_acquire);
-  while (seen == old) {
-    word.wait(old, std::memory_order_acquire);
-    seen = word.load(std::memory_order_acquire);
-  }
-  return seen;
+  if (!spin_for_change(word, old, spin_ns)) park_until_change(word, old);
+  return word.load(std::memory_order_acquire);
 }
 
 // Moves this thread to a core that no thread of the pool was last seen on, if it may use one.
@@ -127,12 +132,14 @@ void ThreadPool::barrier() {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
     phase_.notify_all();
-  } else {
-    wait_for_change(phase_, phase, spin_ns_);
+  } else if (!spin_for_change(phase_, phase, spin_ns_)) {
+    park_until_change(phase_, phase);
+    spread(pool_thread);  // it may have been woken on the core of the thread that woke it
   }
 }
 
 void ThreadPool::worker(int thread) {
+  pool_thread = thread;
   uint32_t seen = 0;
   while (true) {
     seen = wait_for_change(epoch_, seen, spin_ns_);

@@ -191,6 +191,10 @@ bool Session::parse_some() {
     account_body(parser_->get().body().size());
     if (ec == beast::http::error::need_more || used == 0) break;
   }
+  // Bodies are taken as they come: what is left is the head of a chunk, or trailers.
+  if (phase_ == Phase::kReading && !parser_->is_done() &&
+      input_.size() > shared_->options.max_header_bytes)
+    on_parse_error(beast::http::error::header_limit);
   return phase_ == Phase::kReading && parser_->is_done();
 }
 
