@@ -195,18 +195,7 @@ void watch_device(http::Server& server, const ServeFlags& flags) {
   });
 }
 
-void serve(ServeFlags& flags) {
-  SteadyClock clock;
-  Nanos start = clock.now();
-  check_serve_flags(flags);
-  flags.http.listener = inherited_listener();
-  http::Server server(flags.http);
-  std::vector<ModelEntry> entries;
-  std::vector<LoadedModel> loaded;
-  if (on_demand(flags))
-    entries = entries_on_demand(flags);
-  else
-    loaded = load_all(flags);
+openai::ApiOptions api_options(const ServeFlags& flags) {
   openai::ApiOptions options;
   for (const std::string& key : flags.api_keys) options.api_keys.push_back({key});
   if (!flags.key_file.empty())
@@ -220,6 +209,23 @@ void serve(ServeFlags& flags) {
   if (const char* name = std::getenv("OTEL_SERVICE_NAME")) options.service_name = name;
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
+  options.limits = flags.limits;
+  return options;
+}
+
+void serve(ServeFlags& flags) {
+  SteadyClock clock;
+  Nanos start = clock.now();
+  check_serve_flags(flags);
+  flags.http.listener = inherited_listener();
+  http::Server server(flags.http);
+  std::vector<ModelEntry> entries;
+  std::vector<LoadedModel> loaded;
+  if (on_demand(flags))
+    entries = entries_on_demand(flags);
+  else
+    loaded = load_all(flags);
+  openai::ApiOptions options = api_options(flags);
   options.http_stats = &server.stats();
   std::atomic<bool> restart_asked = false;
   options.restart = [&] {
@@ -233,7 +239,6 @@ void serve(ServeFlags& flags) {
     names += (i > 0 ? ", " : "") + models.back().name;
   }
   for (const ModelEntry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;
-  options.limits = flags.limits;
   auto api = entries.empty() ? std::make_unique<openai::Api>(options, std::move(models))
                              : std::make_unique<openai::Api>(options, std::move(entries));
   http::Router router;

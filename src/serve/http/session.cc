@@ -146,7 +146,7 @@ void Session::on_read(Error ec, size_t bytes) {
   if (ec) {
     eof_ = true;
     // Whether the client closed its half or all of the connection cannot be told. Generations end,
-    // which would otherwise run for nobody; short work is finished, and its answer sent.
+    // which would otherwise run in vain; short work is finished, and its answer sent.
     const bool busy = phase_ == Phase::kBusy && frames_ == nullptr && turn_ != nullptr;
     if (ec == net::error::eof && busy && (taken_.done || !turn_->end_input())) return;
     return die();
