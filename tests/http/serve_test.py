@@ -117,12 +117,15 @@ class Restart(unittest.TestCase):
                 self.assertEqual(e.code, 401)
             before = text()
             with concurrent.futures.ThreadPoolExecutor() as pool:
-                running = pool.submit(post, "/v1/completions", "user", prompt="x", max_tokens=200, ignore_eos=True)
+                running = pool.submit(post, "/v1/completions", "user", prompt="x", max_tokens=40, ignore_eos=True)
                 time.sleep(0.05)
                 for _ in range(4):  # more often than a crash is allowed to
                     self.assertEqual(post("/admin/restart", "root"), {"success": True})
+                    self.assertEqual(text(), before)  # of the old process or of the new one
+                    while "ready at" not in (line := s.process.stdout.readline()):
+                        self.assertTrue(line)
                     self.assertEqual(text(), before)
-                self.assertEqual(running.result()["usage"]["completion_tokens"], 200)
+                self.assertEqual(running.result()["usage"]["completion_tokens"], 40)
 
 
 class Prefixes(unittest.TestCase):
