@@ -281,7 +281,7 @@ class Flags(unittest.TestCase):
             with concurrent.futures.ThreadPoolExecutor(12) as pool:
                 answers = list(pool.map(ask, range(12)))
             self.assertEqual({a[0] for a in answers} - {200, 429}, set())
-            self.assertGreaterEqual(sum(a[0] == 200 for a in answers), 3)
+            self.assertGreaterEqual(sum(a[0] == 200 for a in answers), 2)  # if all arrive before the first one starts
             for status, headers, body in answers:
                 if status == 429:
                     self.assertGreaterEqual(int(headers["Retry-After"]), 1)
