@@ -15,10 +15,10 @@ namespace tokamak {
 // depth and another number of tokens by the fitted costs (PromptCost). With k * n tokens, k > 1, it
 // is assumed to take k * t, which holds whether prompts add to the time of the decodes or overlap
 // with the reading of weights. Shallower tokens are assumed to cost at least half, until they have
-// been measured. The result is corrected by how much longer than predicted the last steps took, and
-// leaves room for steps that will take longer than others do. If decodes alone take more than half
-// of the target, prompts get as much time as decodes. Steps without decodes are bounded too, so
-// that an engine reacts to cancellations and arrivals. Pure arithmetic; owned by the scheduler.
+// been measured. The result is corrected by how much longer than predicted the last steps took. If
+// decodes alone take more than half of the target, prompts get as much time as decodes. Steps
+// without decodes are bounded too, so that an engine reacts to cancellations and arrivals. Pure
+// arithmetic; owned by the scheduler.
 class TokenBudget {
  public:
   using Prompts = PromptTokens;
@@ -31,7 +31,7 @@ class TokenBudget {
   double time(int64_t decodes) const {
     if (!bounded()) return std::numeric_limits<double>::infinity();
     double all = std::max({target_, 2 * alone_, decodes > 0 ? 0 : kLongest});
-    return all / std::max(slack_, 1 + kMargin * std::sqrt(spread_)) - alone_;
+    return all / slack_ - alone_;
   }
   // The most prompt tokens from position `start` on that take at most `time`.
   int64_t fit(double time, int64_t start) const {
@@ -50,7 +50,7 @@ class TokenBudget {
   // the decodes.
   int64_t least(int64_t start) const {
     if (measured_.tokens == 0 || alone_ == 0) return kLeastPrefill;
-    return std::clamp<int64_t>(fit(alone_, start), 1, kLeastPrefill);
+    return std::clamp<int64_t>(fit(alone_, start), 2, kLeastPrefill);
   }
   // Seconds that these prompts add to a step.
   double cost(const Prompts& p) const {
@@ -75,8 +75,6 @@ class TokenBudget {
     double predicted = took;
     if (measured_.tokens > 0) {
       predicted = alone_ + cost(prompts);
-      double error = std::clamp(took / predicted - 1, 0.0, 0.5);
-      spread_ = kKeepSpread * spread_ + (1 - kKeepSpread) * error * error;
       double longer = took / (kTolerance * predicted);
       slack_ = std::clamp(std::max(longer, kKeep * slack_ + (1 - kKeep) * longer), 1.0, kMaxSlack);
     }
@@ -91,23 +89,20 @@ class TokenBudget {
  private:
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
 
-  static constexpr int64_t kFree = 2;    // tokens by which a chunk grows as fitted
-  static constexpr int64_t kFirst = 32;  // tokens of the first step, whose cost is not known
-  static constexpr double kLongest = 1;  // seconds of a step without decodes
-  static constexpr double kKeep = 0.8;   // weight of the past in the correction, per step
-  static constexpr double kKeepSpread = 0.95;
-  static constexpr double kMargin = 1.5;     // room for steps that take longer, times the spread
+  static constexpr int64_t kFree = 2;        // tokens by which a chunk grows as fitted
+  static constexpr int64_t kFirst = 32;      // tokens of the first step, whose cost is not known
+  static constexpr double kLongest = 1;      // seconds of a step without decodes
+  static constexpr double kKeep = 0.8;       // weight of the past in the correction, per step
   static constexpr double kTolerance = 1.1;  // steps that take this much longer are as predicted
   static constexpr double kMaxSlack = 4;     // bound of the correction for steps that took too long
   static constexpr int kSmall = 8;           // small chunks in a row after which they count
   int64_t most_;
   double target_;
-  double alone_ = 0;   // seconds of a step without prompts
-  double slack_ = 1;   // how much longer than predicted the last steps took
-  double spread_ = 0;  // mean square of how much longer than predicted steps took, relative
-  Prompts measured_;   // the measured step; no tokens: none yet
-  double added_ = 0;   // seconds that its prompts took
-  int small_ = 0;      // smaller chunks since then
+  double alone_ = 0;  // seconds of a step without prompts
+  double slack_ = 1;  // how much longer than predicted the last steps took
+  Prompts measured_;  // the measured step; no tokens: none yet
+  double added_ = 0;  // seconds that its prompts took
+  int small_ = 0;     // smaller chunks since then
   PromptCost cost_;
 };
 
