@@ -63,10 +63,11 @@ std::string too_many_restarts() {
   return {};
 }
 
-void restart_program(int listener) {
+void restart_program(int listener, bool counts) {
   std::string times;
   for (int64_t at : restart_times()) times += fmt::format("{} ", at);
-  setenv(kRestarts, fmt::format("{}{}", times, unix_seconds()).c_str(), 1);
+  if (counts) times += std::to_string(unix_seconds());
+  setenv(kRestarts, times.c_str(), 1);
   setenv(kListener, std::to_string(listener).c_str(), 1);
   // What the driver holds on the GPU belongs to files that it has open.
   constexpr unsigned kCloseOnExec = 1u << 2;

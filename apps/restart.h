@@ -12,8 +12,8 @@ int inherited_listener();
 std::string too_many_restarts();
 
 // The same program with the same arguments in this process's place, with `listener` as its
-// inherited_listener(). Memory, threads and all other files of this process are gone. Throws
-// Error(kUnavailable) if that fails.
-[[noreturn]] void restart_program(int listener);
+// inherited_listener(). Memory, threads and all other files of this process are gone. `counts`: for
+// too_many_restarts(). Throws Error(kUnavailable) if that fails.
+[[noreturn]] void restart_program(int listener, bool counts);
 
 }  // namespace tokamak

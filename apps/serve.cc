@@ -1,5 +1,7 @@
 // tokamak serve: the OpenAI-compatible server and the chat page.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -161,20 +163,24 @@ std::vector<ModelEntry> entries_on_demand(const ServeFlags& flags) {
   return entries;
 }
 
-// Until a signal arrives. If the GPU is lost, running answers end with an error, and a new process
-// takes the place of this one; connections that arrive meanwhile wait for it.
-void run_server(http::Server& server, const ServeFlags& flags) {
+// Until a signal arrives. If the GPU is lost or an administrator wants it, running answers end, and
+// a new process takes the place of this one; connections that arrive meanwhile wait for it.
+void run_server(http::Server& server, const ServeFlags& flags, const std::atomic<bool>& asked) {
   auto milliseconds = [](double s) {
     return std::chrono::milliseconds(static_cast<int64_t>(s * 1000));
   };
-  if (server.run_until_signal(milliseconds(flags.shutdown_timeout))) return log::info("stopped");
-  constexpr double kToFail = 5;  // seconds for answers to end: every step fails at once
-  log::error("the GPU is lost to this process: the server starts again");
+  const auto drain = milliseconds(flags.shutdown_timeout);
+  if (server.run_until_signal(drain)) return log::info("stopped");
+  constexpr std::chrono::seconds kToFail{5};  // after a loss every step fails at once
+  if (asked)
+    log::info("the administrator restarts the server");
+  else
+    log::error("the GPU is lost to this process: the server starts again");
   // A signal that the server catches while it stops would be lost with this process.
   for (int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
   const int listener = server.keep_listener();
-  server.stop(milliseconds(std::min(kToFail, flags.shutdown_timeout)));
-  if (!server.signalled()) restart_program(listener);
+  server.stop(asked ? drain : std::min<std::chrono::milliseconds>(kToFail, drain));
+  if (!server.signalled()) restart_program(listener, !asked);
   log::info("stopped");
 }
 
@@ -189,18 +195,7 @@ void watch_device(http::Server& server, const ServeFlags& flags) {
   });
 }
 
-void serve(ServeFlags& flags) {
-  SteadyClock clock;
-  Nanos start = clock.now();
-  check_serve_flags(flags);
-  flags.http.listener = inherited_listener();
-  http::Server server(flags.http);
-  std::vector<ModelEntry> entries;
-  std::vector<LoadedModel> loaded;
-  if (on_demand(flags))
-    entries = entries_on_demand(flags);
-  else
-    loaded = load_all(flags);
+openai::ApiOptions api_options(const ServeFlags& flags) {
   openai::ApiOptions options;
   for (const std::string& key : flags.api_keys) options.api_keys.push_back({key});
   if (!flags.key_file.empty())
@@ -214,7 +209,29 @@ void serve(ServeFlags& flags) {
   if (const char* name = std::getenv("OTEL_SERVICE_NAME")) options.service_name = name;
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
+  options.limits = flags.limits;
+  return options;
+}
+
+void serve(ServeFlags& flags) {
+  SteadyClock clock;
+  Nanos start = clock.now();
+  check_serve_flags(flags);
+  flags.http.listener = inherited_listener();
+  http::Server server(flags.http);
+  std::vector<ModelEntry> entries;
+  std::vector<LoadedModel> loaded;
+  if (on_demand(flags))
+    entries = entries_on_demand(flags);
+  else
+    loaded = load_all(flags);
+  openai::ApiOptions options = api_options(flags);
   options.http_stats = &server.stats();
+  std::atomic<bool> restart_asked = false;
+  options.restart = [&] {
+    restart_asked = true;
+    server.end_run();
+  };
   std::vector<ServedModel> models;
   std::string names;
   for (size_t i = 0; i < loaded.size(); ++i) {
@@ -222,7 +239,6 @@ void serve(ServeFlags& flags) {
     names += (i > 0 ? ", " : "") + models.back().name;
   }
   for (const ModelEntry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;
-  options.limits = flags.limits;
   auto api = entries.empty() ? std::make_unique<openai::Api>(options, std::move(models))
                              : std::make_unique<openai::Api>(options, std::move(entries));
   http::Router router;
@@ -246,7 +262,7 @@ void serve(ServeFlags& flags) {
   fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names,
              flags.models.size() > 1 ? "are" : "is", server.url(), seconds(clock.now() - start));
   std::fflush(stdout);
-  run_server(server, flags);
+  run_server(server, flags, restart_asked);
   cuda::when_device_lost(nullptr);
 }
 

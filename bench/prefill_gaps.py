@@ -9,6 +9,8 @@ A few streams decode; when their pace is known, a prompt that is not in the cach
 a stream before the prompt, the gaps while it was computed (median, 90th percentile, worst), the worst gap divided by the median before and by what
 the target allows (the target, or two steps without prompts where those are longer), and the time to the prompt's first token. All times are
 measured at the client.
+
+A prompt of 0 tokens is none: the gaps of --quiet seconds in which nothing but the streams runs, which is what the machine itself adds.
 """
 import argparse
 import json
@@ -26,15 +28,19 @@ from served import Server, Stream
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
-    p.add_argument("serve", nargs="*", help="flags for tokamak serve, after --")
     p.add_argument("--tokamak", default="build/release/tokamak")
     p.add_argument("--streams", type=int, default=4)
     p.add_argument("--prompts", default="1024,2048,4096", help="tokens")
     p.add_argument("--targets", default="250,2x", help="milliseconds, or multiples of the streams' pace")
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--settle", type=float, default=1, help="seconds without prompts before each prompt")
+    p.add_argument("--quiet", type=float, default=10, help="seconds of a prompt of 0 tokens")
     p.add_argument("--json", type=pathlib.Path, help="also write every step here: start, tokens, ms")
-    return p.parse_args()
+    mine = sys.argv[1:]
+    at = mine.index("--") if "--" in mine else len(mine)
+    args = p.parse_args(mine[:at])
+    args.serve = mine[at + 1:]  # for the server
+    return args
 
 
 def start_server(args, target):
@@ -96,17 +102,23 @@ def measure_one(args, server, target, size, rng):
     ids = lambda n: [rng.randrange(1000, 20000) for _ in range(n)]
     client = Client()
     running, before = open_streams(args, server, client, ids)
-    prompt = client.open(server, ids(size), 1, progress=True)
-    client.run(lambda: prompt.done)
-    end = prompt.times[-1]
-    client.wait(0.1)
+    start, chunks = time.perf_counter(), []
+    if size > 0:
+        prompt = client.open(server, ids(size), 1, progress=True)
+        client.run(lambda: prompt.done)
+        end, chunks = prompt.times[-1], steps(prompt)
+        client.wait(0.1)
+    else:
+        client.wait(args.quiet)
+        end = time.perf_counter()
     if any(s.done for s in running):
         sys.exit("the streams ended before the prompt")
-    during = sorted(gaps(running, prompt.sent, end + 0.05))
+    during = sorted(gaps(running, start, end + 0.05))
     client.close()
-    return {"target_ms": target, "prompt": size, "before_ms": before, "median_ms": statistics.median(during),
-            "p90_ms": during[int(0.9 * (len(during) - 1))], "worst_ms": during[-1], "worst_by_before": during[-1] / before,
-            "worst_by_allowed": during[-1] / max(target, 2 * before), "ttft_ms": 1e3 * (end - prompt.sent), "steps": steps(prompt)}
+    share = lambda part: during[int(part * (len(during) - 1))]
+    return {"target_ms": target, "prompt": size, "before_ms": before, "median_ms": statistics.median(during), "p90_ms": share(0.9),
+            "p99_ms": share(0.99), "worst_ms": during[-1], "worst_by_before": during[-1] / before,
+            "worst_by_allowed": during[-1] / max(target, 2 * before), "ttft_ms": 1e3 * (end - start), "steps": chunks}
 
 
 def measure(args, server, target, rng):

@@ -76,8 +76,12 @@ class ThreadPool {
   void fork_join(Job job, void* body);
   void worker(int thread);
   void run_part(int thread) noexcept;
+  // Linux may leave two threads that wake each other on one core for seconds while another core is
+  // idle. The later one moves away.
+  void spread(int thread);
 
   std::vector<std::thread> workers_;
+  std::vector<std::atomic<int>> cores_;  // where each thread was at its last part; -1: not seen
   int64_t spin_ns_ = 0;
   Job job_ = nullptr;
   void* body_ = nullptr;

@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <chrono>
 #include <numeric>
@@ -40,6 +41,30 @@ TEST(ThreadPool, ManyShortLoopsSeeEachOthersWrites) {
       });
     for (int64_t v : a) EXPECT_EQ(v, loops + 1);
   }
+}
+
+TEST(ThreadPool, ThreadsOnOneCoreMoveApart) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "one core";
+  ThreadPool pool(2);
+  int together = 0;
+  constexpr int kRounds = 50;
+  for (int round = 0; round < kRounds; ++round) {
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    pool.run([&](int thread) {  // the worker comes to the caller's core
+      if (thread == 0) return;
+      sched_setaffinity(0, sizeof one, &one);
+      sched_setaffinity(0, sizeof all, &all);
+    });
+    int cores[2];
+    pool.run([&](int thread) { cores[thread] = sched_getcpu(); });
+    sched_setaffinity(0, sizeof all, &all);
+    together += cores[0] == cores[1] ? 1 : 0;
+  }
+  EXPECT_LT(together, kRounds / 10);
 }
 
 TEST(ThreadPool, BarriersSeparateWhatThreadsWrite) {

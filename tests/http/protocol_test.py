@@ -117,6 +117,8 @@ class Protocol(unittest.TestCase):
         self.assert_error(self.server.request("POST", "/v1/completions", b"x" * 200_000), 413)
         data = encode("POST", "/v1/completions", headers={"Transfer-Encoding": "chunked"})
         self.assert_error(parse(self.server.raw(data + b"186a1\r\n" + b"x" * 100_001 + b"\r\n0\r\n\r\n")), 413)
+        for endless in (b"1;" + b"x" * 500_000, b"1\r\n{\r\n0\r\nX: " + b"y" * 500_000, b"1\r\n{\r\n0\r\n" + b"X: y\r\n" * 90_000):
+            self.assert_error(parse(self.server.raw(data + endless)), 431)  # heads of chunks and trailers
 
     def test_ambiguous_framing_is_refused(self):
         for headers in ("Content-Length: 5\r\nContent-Length: 6", "Content-Length: 5\r\nTransfer-Encoding: chunked",

@@ -102,6 +102,33 @@ class Progress(unittest.TestCase):
                 self.assertTrue(any(c["choices"][0]["text"] for c in chunks))
 
 
+class Restart(unittest.TestCase):
+    def test_an_administrator_replaces_the_process(self):
+        """Running answers end, connections that arrive meanwhile wait, and the new process answers as the old one did."""
+        ask = {"prompt": "One two", "max_tokens": 8, "seed": 1}
+        with Serve(LLAMA, "--admin-key", "root", "--api-key", "user", "--shutdown-timeout", 20) as s:
+            def post(path, key, **body):
+                request = urllib.request.Request(s.url + path, json.dumps(body).encode(), {"content-type": "application/json", "authorization": f"Bearer {key}"})
+                with urllib.request.urlopen(request, timeout=60) as r:
+                    return json.load(r)
+            text = lambda: post("/v1/completions", "user", **ask)["choices"][0]["text"]
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                post("/admin/restart", "user")
+            with refused.exception as e:
+                self.assertEqual(e.code, 401)
+            before = text()
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                running = pool.submit(post, "/v1/completions", "user", prompt="x", max_tokens=40, ignore_eos=True)
+                time.sleep(0.05)
+                for _ in range(4):  # more often than a crash is allowed to
+                    self.assertEqual(post("/admin/restart", "root"), {"success": True})
+                    self.assertEqual(text(), before)  # of the old process or of the new one
+                    while "ready at" not in (line := s.process.stdout.readline()):
+                        self.assertTrue(line)
+                    self.assertEqual(text(), before)
+                self.assertEqual(running.result()["usage"]["completion_tokens"], 40)
+
+
 class Prefixes(unittest.TestCase):
     def test_the_tree_is_that_of_the_prompts(self):
         with Serve(LLAMA) as s:
@@ -276,7 +303,7 @@ class Flags(unittest.TestCase):
             with concurrent.futures.ThreadPoolExecutor(12) as pool:
                 answers = list(pool.map(ask, range(12)))
             self.assertEqual({a[0] for a in answers} - {200, 429}, set())
-            self.assertGreaterEqual(sum(a[0] == 200 for a in answers), 3)
+            self.assertGreaterEqual(sum(a[0] == 200 for a in answers), 2)  # if all arrive before the first one starts
             for status, headers, body in answers:
                 if status == 429:
                     self.assertGreaterEqual(int(headers["Retry-After"]), 1)

@@ -170,6 +170,11 @@ class WebSocket(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(self.close_code(data), 1002)
         self.assertEqual(self.close_code(frame(2, text)), 1003)
+        for name, data in {"not UTF-8": frame(1, b'{"prompt": "\xff"}'), "surrogate": frame(1, b'{"prompt": "\xed\xa0\x80"}'),
+                           "cut character": frame(1, b'{"prompt": "\xe2\x82', final=False) + frame(0, b'"}'),
+                           "reason of a close": frame(8, struct.pack(">H", 1000) + b"\xc0\xaf")}.items():
+            with self.subTest(name):
+                self.assertEqual(self.close_code(data), 1007)
         self.assertEqual(self.close_code(bytes([0x81, 0xff]) + struct.pack(">Q", 1 << 40) + b"\0\0\0\0"), 1009)
         self.assertEqual(self.close_code(frame(1, b"x" * 700_000, final=False) + frame(0, b"x" * 700_000)), 1009)
 

@@ -38,7 +38,7 @@ std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
 }
 
 KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, int64_t block_size,
-                   int64_t blocks) {
+                   int64_t blocks, uint64_t lead) {
   std::optional<FType> type = entry.dtype == DType::kI8 ? FType::kI8 : ftype_of(entry.dtype);
   if (!type)
     fail(ErrorCode::kUnsupported,
@@ -61,7 +61,8 @@ KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, i
   }
   p.head_bytes = block_size / kPanel * p.panel_bytes;
   p.block_bytes = p.heads * p.head_bytes;
-  p.memory = Buffer(static_cast<uint64_t>(p.block_bytes * blocks));
+  const auto bytes = static_cast<uint64_t>(p.block_bytes * blocks);
+  p.memory = Buffer(bytes, bytes >= kHugePage ? lead : 0);
   return p;
 }
 
@@ -81,6 +82,7 @@ KvPlane make_sequence_plane(const StateEntry& state, const PlaneEntry& entry, in
 }  // namespace
 
 KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
+  uint64_t lead = 0;  // a block is a part of every plane: see Buffer
   std::vector<std::vector<int>> roles = plane_roles(plans);
   for (size_t s = 0; s < plans.states.size(); ++s) {
     const StateEntry& entry = plans.states[s];
@@ -93,11 +95,14 @@ KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
     state.group = entry.group;
     state.block_size = group.block_size;
     state.per_sequence = entry.per_sequence;
-    for (size_t p = 0; p < entry.planes.size(); ++p)
+    for (size_t p = 0; p < entry.planes.size(); ++p) {
+      constexpr uint64_t kApart = kHugePage / 1000 * 618;  // the golden ratio: evenly spread
+      lead = (lead + kApart) % kHugePage;
       state.planes.push_back(
           entry.per_sequence ? make_sequence_plane(entry, entry.planes[p], blocks.at(entry.group))
                              : make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
-                                          blocks.at(entry.group)));
+                                          blocks.at(entry.group), lead));
+    }
   }
 }
 

@@ -6,23 +6,24 @@
 
 namespace tokamak::cpu {
 
-Buffer::Buffer(uint64_t bytes) {
+Buffer::Buffer(uint64_t bytes, uint64_t lead) {
   if (bytes == 0) return;
-  constexpr uint64_t kPage = 4096, kHuge = 2u << 20;
+  constexpr uint64_t kPage = 4096;
   bytes_ = (bytes + kPage - 1) / kPage * kPage;
-  void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+  lead_ = lead / kPage * kPage;
+  void* p = mmap(nullptr, lead_ + bytes_, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     bytes_ = 0;
     fail(ErrorCode::kResourceExhausted,
          "cannot allocate {} bytes of memory: use a smaller model, context or batch", bytes);
   }
-  if (bytes_ >= kHuge) madvise(p, bytes_, MADV_HUGEPAGE);
-  data_ = static_cast<uint8_t*>(p);
+  if (bytes_ >= kHugePage) madvise(p, lead_ + bytes_, MADV_HUGEPAGE);
+  data_ = static_cast<uint8_t*>(p) + lead_;
 }
 
 Buffer::~Buffer() {
-  if (data_) munmap(data_, bytes_);
+  if (data_) munmap(data_ - lead_, lead_ + bytes_);
 }
 
 }  // namespace tokamak::cpu

@@ -14,6 +14,7 @@ struct StepEntry {
   uint32_t epoch = 0;
   int32_t start = 0, count = 0;
   int32_t drafts = 0;     // drafted tokens: the last ones of `count`
+  bool prompt = false;    // of several tokens that were known and not computed
   bool chooses = false;   // the last row (with drafts: every row) chooses a token
   bool guides = false;    // of a shadow: the next entry is its leader's, which chooses
   int32_t first_out = 0;  // index into StepInputs::out_rows: scores first, then choices

@@ -85,10 +85,10 @@ void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
   int64_t decodes = 0, rows = 0;
   for (const StepEntry& e : entries) {
     rows += e.count;
-    if (e.count == 1 || e.drafts > 0)
-      ++decodes;
-    else
+    if (e.prompt)
       prompts.add(e.count, e.start);
+    else
+      ++decodes;
   }
   budget_.observe(prompts, decodes, duration);
   if (prompts.tokens == 0) drafts_.observe(rows, duration);
@@ -169,6 +169,7 @@ void Scheduler::feed(Sequence& seq, int32_t n, Budget& budget, std::vector<StepE
   e.start = seq.scheduled;
   e.count = n;
   e.drafts = drafts;
+  e.prompt = drafts == 0 && seq.left() > 1;
   e.chooses = drafts > 0 || seq.chooses_at(e.start + n);
   e.guides = seq.leader != nullptr && e.start + n == seq.expected();
   e.scores = seq.score_rows(e.start, e.start + n);
@@ -181,7 +182,7 @@ void Scheduler::feed(Sequence& seq, int32_t n, Budget& budget, std::vector<StepE
   seq.pending += e.chooses || e.guides ? 1 : 0;
   ++seq.owner().in_flight;
   budget.tokens -= n;
-  if (drafts == 0 && n > 1 && budget_.bounded()) {
+  if (e.prompt && budget_.bounded()) {
     TokenBudget::Prompts chunk;
     chunk.add(n, e.start);
     budget.time -= budget_.cost(chunk);

@@ -145,10 +145,10 @@ void Session::on_read(Error ec, size_t bytes) {
   if (phase_ == Phase::kDead) return;
   if (ec) {
     eof_ = true;
-    // A client that closes its half while we work is treated as disconnected; only an answer that
-    // is already
-    // complete is still sent.
-    if (ec == net::error::eof && phase_ == Phase::kBusy && taken_.done) return;
+    // Whether the client closed its half or all of the connection cannot be told. Generations end,
+    // which would otherwise run in vain; short work is finished, and its answer sent.
+    const bool busy = phase_ == Phase::kBusy && frames_ == nullptr && turn_ != nullptr;
+    if (ec == net::error::eof && busy && (taken_.done || !turn_->end_input())) return;
     return die();
   }
   if (phase_ == Phase::kLinger) {
@@ -191,6 +191,10 @@ bool Session::parse_some() {
     account_body(parser_->get().body().size());
     if (ec == beast::http::error::need_more || used == 0) break;
   }
+  // Bodies are taken as they come: what is left is the head of a chunk, or trailers.
+  if (phase_ == Phase::kReading && !parser_->is_done() &&
+      input_.size() > shared_->options.max_header_bytes)
+    on_parse_error(beast::http::error::header_limit);
   return phase_ == Phase::kReading && parser_->is_done();
 }
 
@@ -254,6 +258,7 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
     if (self != nullptr) net::post(self->stream_.get_executor(), [self] { self->pump(); });
   };
   turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
+  if (eof_) turn_->end_input();
   return turn_;
 }
 
@@ -312,11 +317,12 @@ void Session::end_turn() {
   next_ping_ = TimePoint::max();
   shared_->body_bytes -= accounted_;
   accounted_ = 0;
-  if (eof_) return die();
+  if (eof_ && (frames_ != nullptr || input_.empty())) return die();
   if (frames_ != nullptr) return next_message();
   if (!keep || shared_->stopping) return linger();
   next_request();
   parse();
+  if (eof_ && phase_ == Phase::kReading) return die();  // the rest of a request never comes
   read_more();
 }
 

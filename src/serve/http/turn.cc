@@ -1,6 +1,7 @@
 #include "serve/http/turn.h"
 
 #include <ctime>
+#include <utility>
 
 #include "base/log.h"
 
@@ -151,13 +152,23 @@ void Turn::abandon() {
 
 void Turn::on_gone(std::function<void()> callback) {
   {
-    std::lock_guard lock(mutex_);
-    if (!gone_) {
+    std::unique_lock lock(mutex_);
+    if (!gone_ && !input_ended_) {
       on_gone_ = std::move(callback);
       return;
     }
+    if (!std::exchange(gone_, true)) {
+      cut_ = true;
+      notify(lock);
+    }
   }
   callback();
+}
+
+bool Turn::end_input() {
+  std::lock_guard lock(mutex_);
+  input_ended_ = true;
+  return on_gone_ != nullptr;
 }
 
 void Turn::on_stop(std::function<void()> callback) {

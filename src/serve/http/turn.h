@@ -50,6 +50,9 @@ class Turn {
   Taken take(std::string& out);  // replaces out with the unsent bytes
   bool overflowed() const;       // the client is further behind than allowed
   void ping();                   // into the stream, if one is open
+  // The client sends nothing more. True: the handler has asked for on_gone, so that this counts as
+  // a disconnect; if it asks later, the answer is cut.
+  bool end_input();
   void set_gone();
   void set_stopping();
 
@@ -67,7 +70,7 @@ class Turn {
   State state_ = State::kWaiting;
   std::string unsent_, ping_;
   websocket::MessageCutter cutter_;
-  bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false;
+  bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false, input_ended_ = false;
   std::function<void()> on_gone_, on_stop_;
 };
 

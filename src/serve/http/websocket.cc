@@ -6,6 +6,8 @@
 #include <cctype>
 #include <cstdint>
 
+#include "text/unicode.h"
+
 namespace tokamak::http::websocket {
 namespace {
 
@@ -136,13 +138,16 @@ FrameReader::Event FrameReader::end_frame() {
     code_ = control_.empty() ? static_cast<int>(kNormal)
                              : static_cast<unsigned char>(control_[0]) << 8 |
                                    static_cast<unsigned char>(control_[1]);
-    return is_close_code(code_) ? Event::kClose : fail(kProtocolError);
+    if (!is_close_code(code_)) return fail(kProtocolError);
+    const bool reason_is_text = control_.empty() || utf8_is_valid(control_.substr(2));
+    return reason_is_text ? Event::kClose : fail(kInvalidText);
   }
   if (is_control(frame_)) {
     payload_ = control_;
     return frame_ == Opcode::kPing ? Event::kPing : Event::kPong;
   }
   if (!final_) return Event::kFragment;
+  if (!utf8_is_valid(message_)) return fail(kInvalidText);
   payload_ = std::move(message_);
   message_.clear();
   opcode_ = Opcode::kContinuation;

@@ -16,6 +16,7 @@ enum CloseCode {
   kGoingAway = 1001,
   kProtocolError = 1002,
   kUnsupportedData = 1003,
+  kInvalidText = 1007,
   kPolicy = 1008,
   kTooBig = 1009
 };

@@ -1,6 +1,7 @@
 #pragma once
 // The OpenAI-compatible API: routes over one or more models.
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,6 +45,7 @@ struct ApiOptions {
   std::string service_name = "tokamak";           // in the spans
   bool vllm_metrics = false;                      // also export /metrics under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
+  std::function<void()> restart;                  // replaces the process; empty: it cannot be
 };
 
 // Owner: the program; destroyed after the http::Server with its routes has been stopped, and before
@@ -96,6 +98,7 @@ class Api {
   // operators.cc
   std::string salt_of(const std::string& tenant, const std::string& salt) const;
   http::Response reset_cache(const http::Request& request);
+  http::Response restart(const http::Request& request);
   http::Response prefixes(const http::Request& request);
   http::Response timeline(const std::string& which);  // timeline.cc
   http::Response abort_requests(const http::Request& request, const Value& body);

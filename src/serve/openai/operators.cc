@@ -19,6 +19,14 @@ http::Response Api::reset_cache(const http::Request& request) {
   return http::json_response(Value::Object{{"success", true}});
 }
 
+// The answer is sent before the process is replaced, like all that run.
+http::Response Api::restart(const http::Request& request) {
+  need_admin(request);
+  if (!options_.restart) throw ApiError(400, "This server cannot restart.", "", "not_supported");
+  options_.restart();
+  return http::json_response(Value::Object{{"success", true}});
+}
+
 // A client aborts requests of its own key; an administrator those of all.
 http::Response Api::abort_requests(const http::Request& request, const Value& body) {
   Fields fields(body);
@@ -45,6 +53,8 @@ void Api::add_operator_routes(http::Router& router) {
   using http::Request;
   router.add("POST", "/reset_prefix_cache",
              quick([this](const Request& request) { return reset_cache(request); }));
+  router.add("POST", "/admin/restart",
+             quick([this](const Request& request) { return restart(request); }));
   for (const char* path : {"/prefix_tree", "/prefix_tree/{model...}"})
     router.add("GET", path,
                on_worker([this](const Request& request) { return prefixes(request); }));
