@@ -126,8 +126,8 @@ struct KernelTable {
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); the scales of absent rows become zero.
-  // tile < x_tiles: the place in the blocks.
+  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); the scales of absent rows become
+  // zero. tile < x_tiles: the place in the blocks.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* out);
   void (*quantize_row)(const float* x, int64_t n, void* blocks);
@@ -163,11 +163,12 @@ struct KernelTable {
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
   // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
   // out[2][kPanel]. Up to kMostFewRows packed rows with a part of a panel that begins at `at`: few,
-  // sums[row][kPanel] +=; may be nullptr. Many rows: bf16_pack brings a tile of n <= kTile rows to the level's order,
-  // kTile numbers for each k up to a multiple of bf16_group. spread does so with a part of a panel,
-  // at most kSpread numbers for each; tiles adds the products of that part, which begins at `at`, to
-  // sums of 2 * kPanel floats for every two rows, from tiles that are `stride` numbers apart;
-  // bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level has none.
+  // sums[row][kPanel] +=; may be nullptr. Many rows: bf16_pack brings a tile of n <= kTile rows to
+  // the level's order, kTile numbers for each k up to a multiple of bf16_group. spread does so with
+  // a part of a panel, at most kSpread numbers for each; tiles adds the products of that part,
+  // which begins at `at`, to sums of 2 * kPanel floats for every two rows, from tiles that are
+  // `stride` numbers apart; bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level
+  // has none.
   struct RoundedProduct {
     void (*row)(const void* panel, const void* other, const uint16_t* x, int64_t k, float* out);
     void (*few)(const void* panel, const uint16_t* x, int64_t stride, int64_t at, int64_t rows,

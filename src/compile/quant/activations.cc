@@ -64,7 +64,8 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   if (mode == "f32") return;
   if (mode != "auto") fail(ErrorCode::kInvalidArgument, "--activations {}: use f32 or auto", mode);
   KernelSet kernels(context.backend);
-  bool stored_f32 = context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
+  bool stored_f32 =
+      context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     std::optional<DType> type;
