@@ -22,7 +22,7 @@ float round_bf16(float f) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(f) + 0x8000) & 0xffff0000);
 }
 
-const KernelTable* level() {
+const KernelTable* tile_level() {
   for (const KernelTable* t : available_tables())
     if (t->tile_unit.multiply) return t;
   return nullptr;
@@ -136,7 +136,7 @@ double error_of(const Matrix& m, const std::vector<float>& x, const std::vector<
 class TileUnit : public testing::TestWithParam<DType> {};
 
 TEST_P(TileUnit, RowsAloneAndTogetherHaveTheSameBits) {
-  const KernelTable* table = level();
+  const KernelTable* table = tile_level();
   if (!table) GTEST_SKIP() << "this machine multiplies no tiles of bf16 numbers";
   DType dtype = GetParam();
   Rng rng(static_cast<uint64_t>(dtype) + 1);
