@@ -18,7 +18,7 @@ namespace tokamak::cpu {
 namespace {
 
 // To the nearest, ties away from zero.
-float round_bf16(float f) {
+float nearest_bf16(float f) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(f) + 0x8000) & 0xffff0000);
 }
 
@@ -72,7 +72,7 @@ Matrix random_matrix(Rng& rng, const KernelTable& t, DType dtype, int64_t n, int
       std::vector<std::byte> row = random_row(rng, dtype, k);
       std::vector<float> values(static_cast<size_t>(k));
       decode_row(dtype, row.data(), values.data(), k);
-      for (float v : values) m.rounded.push_back(dtype == DType::kF16 ? v : round_bf16(v));
+      for (float v : values) m.rounded.push_back(dtype == DType::kF16 ? v : nearest_bf16(v));
       rows.insert(rows.end(), row.begin(), row.end());
     }
     uint8_t* to = m.panels.data() + p * w.panel_bytes;
