@@ -38,10 +38,11 @@ struct ModelOptions {
   // "cpu", "cuda", "auto" (cuda where a GPU has room for the model), "ref" (slow: the definition)
   // or "null" (computes nothing)
   std::string backend{};
-  int threads = 0;            // of the cpu backend; 0: all cores
-  int64_t context = 0;        // longest sequence in tokens; 0: the model's own, at most 8192
-  std::string kv_dtype{};     // of the KV cache: "f16" (default), "f32" or "int8"
-  std::string activations{};  // "auto" (default): int8 where weights are quantised; "f32"; or "bf16"
+  int threads = 0;         // of the cpu backend; 0: all cores
+  int64_t context = 0;     // longest sequence in tokens; 0: the model's own, at most 8192
+  std::string kv_dtype{};  // of the KV cache: "f16" (default), "f32" or "int8"
+  std::string
+      activations{};  // "auto" (default): int8 where weights are quantised; "f32"; or "bf16"
   std::string
       storage{};  // between ops: "bf16", "f16,residual=f32" ...; empty: the backend's choice
   std::string machine_file{};  // from `tokamak calibrate`; empty: built-in figures

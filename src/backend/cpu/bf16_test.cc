@@ -200,7 +200,8 @@ TEST(Bfloat, RoundedProductsAreNearTheirSums) {
       SCOPED_TRACE(t->name);
       std::vector<uint16_t> panel = c.panel;
       std::vector<float> w(panel.size());
-      for (size_t i = 0; i < panel.size(); ++i) w[i] = from_bf16(panel[i]) * (i % 5 == 0 ? 1e-6f : 1.001f);
+      for (size_t i = 0; i < panel.size(); ++i)
+        w[i] = from_bf16(panel[i]) * (i % 5 == 0 ? 1e-6f : 1.001f);
       t->narrow[static_cast<int>(type)](w.data(), panel.data(), k * kPanel);
       t->widen[static_cast<int>(type)](panel.data(), w.data(), k * kPanel);
       int64_t row = (k + t->bf16_group - 1) / t->bf16_group * t->bf16_group, tile = kTile * row;
@@ -254,8 +255,10 @@ TEST(Bfloat, HalvesWithRoundedActivationsGiveTheSameBits) {
     for (int range : {0, 20, 60}) {
       std::vector<float> x(k), expected(4 * kPanel), sums(4 * kPanel);
       for (float& v : x)
-        v = from_bf16(to_bf16(static_cast<float>(size * rng.normal() * std::exp2(-rng.uniform(0, range)))));
-      t->fdot1x4[static_cast<int>(FType::kF16)](panels.data(), stride, x.data(), k, expected.data());
+        v = from_bf16(
+            to_bf16(static_cast<float>(size * rng.normal() * std::exp2(-rng.uniform(0, range)))));
+      t->fdot1x4[static_cast<int>(FType::kF16)](panels.data(), stride, x.data(), k,
+                                                expected.data());
       if (!t->hdot1x4(panels.data(), stride, x.data(), k, sums.data())) continue;
       EXPECT_EQ(0, std::memcmp(sums.data(), expected.data(), sums.size() * 4))
           << size << " over " << range << " bits";

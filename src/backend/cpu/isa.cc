@@ -23,10 +23,9 @@ namespace {
 // to ask once. Constants of the kernel's user-space ABI, spelled out because older headers lack
 // them: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
 bool may_use_tiles() {
-  static const bool granted = __builtin_cpu_supports("amx-tile") &&
-                              __builtin_cpu_supports("amx-int8") &&
-                              __builtin_cpu_supports("amx-bf16") &&
-                              ::syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  static const bool granted =
+      __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+      __builtin_cpu_supports("amx-bf16") && ::syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return granted;
 }
 

@@ -191,11 +191,12 @@ struct KernelTable {
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
   // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
   // out[2][kPanel]. Up to kMostFewRows packed rows with a part of a panel that begins at `at`: few,
-  // sums[row][kPanel] +=; may be nullptr. Many rows: bf16_pack brings a tile of n <= kTile rows to the level's order,
-  // kTile numbers for each k up to a multiple of bf16_group. spread does so with a part of a panel,
-  // at most kSpread numbers for each; tiles adds the products of that part, which begins at `at`,
-  // to sums of 2 * kPanel floats for every two rows, from tiles that are `stride` numbers apart;
-  // bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level has none.
+  // sums[row][kPanel] +=; may be nullptr. Many rows: bf16_pack brings a tile of n <= kTile rows to
+  // the level's order, kTile numbers for each k up to a multiple of bf16_group. spread does so with
+  // a part of a panel, at most kSpread numbers for each; tiles adds the products of that part,
+  // which begins at `at`, to sums of 2 * kPanel floats for every two rows, from tiles that are
+  // `stride` numbers apart; bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level
+  // has none.
   struct RoundedProduct {
     void (*row)(const void* panel, const void* other, const uint16_t* x, int64_t k, float* out);
     void (*few)(const void* panel, const uint16_t* x, int64_t stride, int64_t at, int64_t rows,

@@ -1,8 +1,9 @@
 // x86-64 with the matrix unit (AMX): the AVX-512 level, with products of many rows done in tiles;
-// tile_unit_amx.inc has those of bf16 numbers. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
-// values of k, a tile of activations up to 16 rows x 32 values. A product covers one block: its
-// integer sums are scaled into float sums in the order of k, as on every other level. Scaling takes
-// longer than the product, so products and the stores of their sums run ahead of it.
+// tile_unit_amx.inc has those of bf16 numbers. A tile of weights is a widened block of a panel, 8
+// rows (k / 4) of 16 panel rows x 4 values of k, a tile of activations up to 16 rows x 32 values. A
+// product covers one block: its integer sums are scaled into float sums in the order of k, as on
+// every other level. Scaling takes longer than the product, so products and the stores of their
+// sums run ahead of it.
 #include "backend/cpu/simd_avx512.h"
 
 #include "backend/cpu/kernel_table.h"

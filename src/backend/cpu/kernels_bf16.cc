@@ -254,7 +254,7 @@ void dot_row(const void* panel, const void* other, const uint16_t* x, int64_t k,
   }
 }
 
-// The same for up to four rows as `pack` has them: sums[row][kPanel] +=. The panel is brought to
+// The same for up to four packed rows: sums[row][kPanel] +=. The panel is brought to
 // pairs of k once.
 template <int rows>
 void dot_few_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t k, float* sums) {
@@ -339,7 +339,8 @@ float half_scale(const float* x, int64_t k) {
 }
 
 template <int lane>
-TK_INLINE void add_halves(const float16_t* const* w, int64_t at, float16x8_t x, float32x4_t (*acc)[4]) {
+TK_INLINE void add_halves(const float16_t* const* w, int64_t at, float16x8_t x,
+                          float32x4_t (*acc)[4]) {
 #pragma GCC unroll 4
   for (int p = 0; p < 4; ++p) {
     float16x8_t a = vld1q_f16(w[p] + at), b = vld1q_f16(w[p] + at + 8);

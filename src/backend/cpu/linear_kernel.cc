@@ -204,8 +204,8 @@ class DigitsLinear final : public LinearKernel {
 };
 
 // Activations f32, or bf16 that are brought to f32; other weights. Float weights are read as they
-// are for few rows; quantised ones, and any for many rows, are decoded to f32 a part of a panel at a
-// time.
+// are for few rows; quantised ones, and any for many rows, are decoded to f32 a part of a panel at
+// a time.
 class FloatLinear final : public LinearKernel {
  public:
   explicit FloatLinear(const Weight* w, bool bf16 = false) : LinearKernel(w), bf16_(bf16) {

@@ -39,7 +39,7 @@ class RowProgram {
   // interpreter reads about each of them is no longer in the cache.
   struct Direct {
     bool holds = false;
-    DType stored = DType::kF32;  // else what the row is encoded to
+    DType stored = DType::kF32;                    // else what the row is encoded to
     LoopStep::Kind norm = LoopStep::Kind::kStore;  // kRmsNorm, kLayerNorm; kStore: none
     int32_t x = -1, weight = -1, bias = -1;        // inputs of the call
     float eps = 0;

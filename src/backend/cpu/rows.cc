@@ -200,7 +200,8 @@ std::unique_ptr<CpuOp> make_rope(const OpSite& site) { return std::make_unique<R
 
 void add_row_kernels(KernelList& list) {
   constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
-  list.add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even; bf16: nearest even", make_quantize);
+  list.add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even; bf16: nearest even",
+           make_quantize);
   list.add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
   list.add("layer_norm", "layer_norm(f32, *, *)", kRowClass, make_layer_norm);
   list.add("softmax", "softmax(f32)", kRowClass, make_softmax);

@@ -18,11 +18,11 @@ namespace tokamak::cpu {
 namespace {
 
 // To the nearest, ties away from zero.
-float round_bf16(float f) {
+float nearest_bf16(float f) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(f) + 0x8000) & 0xffff0000);
 }
 
-const KernelTable* level() {
+const KernelTable* tile_level() {
   for (const KernelTable* t : available_tables())
     if (t->tile_unit.multiply) return t;
   return nullptr;
@@ -72,7 +72,7 @@ Matrix random_matrix(Rng& rng, const KernelTable& t, DType dtype, int64_t n, int
       std::vector<std::byte> row = random_row(rng, dtype, k);
       std::vector<float> values(static_cast<size_t>(k));
       decode_row(dtype, row.data(), values.data(), k);
-      for (float v : values) m.rounded.push_back(dtype == DType::kF16 ? v : round_bf16(v));
+      for (float v : values) m.rounded.push_back(dtype == DType::kF16 ? v : nearest_bf16(v));
       rows.insert(rows.end(), row.begin(), row.end());
     }
     uint8_t* to = m.panels.data() + p * w.panel_bytes;
@@ -136,7 +136,7 @@ double error_of(const Matrix& m, const std::vector<float>& x, const std::vector<
 class TileUnit : public testing::TestWithParam<DType> {};
 
 TEST_P(TileUnit, RowsAloneAndTogetherHaveTheSameBits) {
-  const KernelTable* table = level();
+  const KernelTable* table = tile_level();
   if (!table) GTEST_SKIP() << "this machine multiplies no tiles of bf16 numbers";
   DType dtype = GetParam();
   Rng rng(static_cast<uint64_t>(dtype) + 1);
