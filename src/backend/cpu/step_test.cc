@@ -268,6 +268,7 @@ TEST_P(Invariance, LogitBitsDoNotDependOnBatchChunksThreadsOrLevel) {
     }
   }
   unsetenv("TOKAMAK_ISA");
+  if (expected.empty()) GTEST_SKIP() << "this machine multiplies no tiles of bf16 numbers";
 }
 INSTANTIATE_TEST_SUITE_P(Models, Invariance, testing::Values(0, 1, 2, 3));
 
