@@ -94,7 +94,9 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::spread(int thread) {
   if (spin_ns_ == 0) return;  // there are fewer cores than threads
   const int core = sched_getcpu();
-  cores_[static_cast<size_t>(thread)].store(core, std::memory_order_relaxed);
+  std::atomic<int>& mine = cores_[static_cast<size_t>(thread)];
+  // Most often it is where it was, and the cache line stays shared.
+  if (mine.load(std::memory_order_relaxed) != core) mine.store(core, std::memory_order_relaxed);
   for (size_t t = 0; t < static_cast<size_t>(thread); ++t)
     if (cores_[t].load(std::memory_order_relaxed) == core) return move_to_free_core(cores_);
 }

@@ -170,7 +170,8 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
       if (key != kStorageAttr) attrs.set(key, value);
     last = call.op == "region" ? region_in_double(*c.region, in, step.tokens())
                                : eval<double>(call.op, std::move(in), attrs);
-    if (call.op == "quantize" && call.out[0].dtype == DType::kQ8A) {  // scales are float32 in the format itself
+    if (call.op == "quantize" &&
+        call.out[0].dtype == DType::kQ8A) {  // scales are float32 in the format itself
       std::vector<float> f(last.f.begin(), last.f.end());
       std::vector<float> x(made.at(call.in[0].index).f.begin(), made.at(call.in[0].index).f.end());
       std::vector<std::byte> q(dtype_bytes(DType::kQ8A, static_cast<int64_t>(x.size())));

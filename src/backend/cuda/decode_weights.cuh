@@ -22,7 +22,7 @@ __device__ __forceinline__ void add_bf16(float (&acc)[4], uint4 w, uint4 x) {
   mma_low_rows(acc, x.x, x.y, w.x, w.y);
   mma_low_rows(acc, x.z, x.w, w.z, w.w);
 }
-// Of one sequence: half of the 16 rows would be empty, so rows 8 to 15 take the second half of the
+// One sequence: half of the 16 rows would be empty, so rows 8 to 15 take the second half of the
 // input's words and what they give for the first half of the weights is not used. x: words in the
 // order of put_staged(); the sums are columns of rows 0 to 7 of `first` and of 8 to 15 of `second`.
 __device__ __forceinline__ void add_bf16_single(float (&first)[4], float (&second)[4], uint4 w,
@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_fp8(float (&acc)[4], uint4 w, uint4 x) {
   mma(acc, fp8_low(w.x), fp8_low(w.z), fp8_high(w.x), fp8_high(w.z), x.x, x.y);
   mma(acc, fp8_low(w.y), fp8_low(w.w), fp8_high(w.y), fp8_high(w.w), x.z, x.w);
 }
-// Of one sequence, E4M3 becomes f16, which is exact and takes one instruction for two values; the
+// With one sequence, E4M3 becomes f16, which is exact and takes one instruction for two values; the
 // input is f16, too (scale_to_half()). Words have bytes in the order 0, 2, 1, 3 (decode_pack.h).
 __device__ __forceinline__ void fp8_to_half(uint32_t v, uint32_t& even, uint32_t& odd) {
   asm("{\n.reg .b16 l,h;\nmov.b32 {l,h},%2;\n"

@@ -75,7 +75,7 @@ size_t linear_bytes(const PlanSet& plans, const KernelCall& call);  // of linear
 size_t combine_bytes(int64_t entries);                              // of moe_combine
 size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
 
-// Of more rows than these, weights that are not bf16 are rounded to it first, for tensor cores.
+// With more rows than these, weights that are not bf16 are rounded to it first, for tensor cores.
 constexpr int64_t kDirectRows = 64;           // of a product by itself
 int64_t direct_rows(DType weight);            // of a product of fused layers
 bool is_expandable(DType weight);             // a type that this is done for

@@ -67,12 +67,13 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   KernelSet kernels(context.backend);
   bool stored_f32 =
       context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
-  bool some = false;
+  bool products = false, some = false;  // that could be rounded; that are, to bf16
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     std::optional<DType> type;
     if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32)
       type = rounded_for(to.tensor(in[1]).dtype);
+    products = products || type;
     if (type && mode == "bf16" && takes(kernels, to, node, in, DType::kBF16)) type = DType::kBF16;
     if (type && (stored_f32 || type == DType::kQ8A) && takes(kernels, to, node, in, *type)) {
       inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", dtype_name(*type)}});
@@ -80,7 +81,7 @@ void quantize_activations(Module& module, Function& function, const PassContext&
     }
     return copy_node(to, node, inputs);
   });
-  if (mode == "bf16" && !some && stored_f32)
+  if (mode == "bf16" && products && !some && stored_f32)
     fail(ErrorCode::kUnsupported,
          "--activations bf16: {} has no kernel that multiplies these weights with bf16 "
          "activations; use auto or f32",
