@@ -85,7 +85,7 @@ class TileLinear final : public LinearKernel {
     int64_t step, count;
   };
 
-  // With all panels at once. Few rows take few panels, and longer parts of them.
+  // Room for all panels at once. Few rows take few panels, and longer parts of them.
   int64_t weight_numbers() const { return kManyPanels * kPart * kPanel * terms_; }
 
   // `count` panels, `apart` from each other.
@@ -119,7 +119,7 @@ class TileLinear final : public LinearKernel {
       store(sink, begin, panel + i * apart, 0, rows.count, sums + i * t.panel_sums);
   }
 
-  // With a packed row. Odd: rows that are a power of two apart would share a few cache sets.
+  // Steps of a packed row, an odd number: rows that are a power of two apart would share a few cache sets.
   int64_t steps_;
   int terms_ = 1;           // tiles of a step of weights
   int64_t part_bytes_ = 0;  // of a panel

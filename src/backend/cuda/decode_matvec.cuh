@@ -319,7 +319,7 @@ class DecodeMatvec {
       warp = (warp - first / C::kFlush) & (C::kWarps - 1);
     return round * C::kConsumers + warp * 32;
   }
-  // With the instruction, what the end of a flush needs.
+  // What the end of a flush needs of the instruction.
   struct Destination {
     uint32_t flags, phase;
     int rows;
