@@ -119,7 +119,8 @@ class TileLinear final : public LinearKernel {
       store(sink, begin, panel + i * apart, 0, rows.count, sums + i * t.panel_sums);
   }
 
-  // Steps of a packed row, an odd number: rows that are a power of two apart would share a few cache sets.
+  // Steps of a packed row, an odd number: rows that are a power of two apart would share a few
+  // cache sets.
   int64_t steps_;
   int terms_ = 1;           // tiles of a step of weights
   int64_t part_bytes_ = 0;  // of a panel
