@@ -96,7 +96,7 @@ TEST_F(CudaLaunches, TypesAndTheDeviceDecideToo) {
   Compiled q8 = compile("llama_q8_0");
   EXPECT_EQ(named(q8.set())[2], "decode B<=8: cuda.decode_stream");
   EXPECT_EQ(why_not(q8, 2, "cuda.decoder_layers"),
-            "weights that are not bf16, and at most 16 rows");
+            "weights that are not bf16, and at most 12 rows");
   Compiled fp8 = compile("llama_bf16", true);
   EXPECT_EQ(named(fp8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream.fp8");
   EXPECT_EQ(why_not(fp8, 2, "cuda.decode_stream"), "slower");

@@ -62,6 +62,13 @@ double linear_cost(const KernelDesc&, const KernelWork& work, const Machine& mac
   return rates.cost(work, seconds);
 }
 
+double decoded_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+  const Rates rates(machine);
+  double seconds = 0;
+  for (const OpWork& op : work.ops) seconds += op.flops / rates.f32_flops;
+  return rates.cost(work, seconds);
+}
+
 // Only those rows of a table are read that are asked for.
 double gather_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
   double bytes = 0;

@@ -12,6 +12,8 @@ constexpr std::string_view kGpuMachine = "cuda ";  // what the name of such a ma
 // Seconds: arithmetic or traffic, whichever takes longer, and a launch.
 double rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 double linear_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// Weights that are decoded in registers: no tensor cores.
+double decoded_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 double attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 double gather_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 

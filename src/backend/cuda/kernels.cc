@@ -39,15 +39,17 @@ class KernelList {
   void add_linear() {
     add("linear.bytes", "linear(q8a, weight q8_0|q4_0, weight *)",
         "i32 dot of 8, f32 fma by scale product, k over 32 lanes by a fixed tree; more than 64 "
-        "rows "
-        "where cuBLASLt is installed: both rounded to bf16",
+        "rows where cuBLASLt is installed: both rounded to bf16",
         emit_linear, linear_cost);
-    add("linear", fmt::format("linear({0}, weight {0}|{1}, weight *)", kFloats, kBlocks),
-        "bf16 weights: x in three bf16 pieces, mma over k in 8 parts; others: f32 fma, k over 32 "
-        "lanes by a fixed tree, weights decoded to f32, or to bf16 for more than 64 rows of bf16 "
-        "where "
-        "cuBLASLt is installed",
+    add("linear", fmt::format("linear({}, weight bf16, weight *)", kFloats),
+        "x in three bf16 pieces, mma over k in 8 parts", emit_linear, linear_cost);
+    add("linear.f16", "linear(f16, weight f16, weight *)", "f32 sums in the library's order",
         emit_linear, linear_cost);
+    add("linear.decoded",
+        fmt::format("linear({0}, weight f32|f16|{1}, weight *)", kFloats, kBlocks),
+        "f32 fma, k over 32 lanes by a fixed tree, weights decoded to f32; more than 64 rows of "
+        "bf16 where cuBLASLt is installed: weights rounded to bf16",
+        emit_linear, decoded_cost);
     add("embed", fmt::format("embed(i32, weight {}|{})", kFloats, kRowBlocks), "decoded to f32",
         emit_gather, gather_cost);
   }
