@@ -67,13 +67,13 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   KernelSet kernels(context.backend);
   bool stored_f32 =
       context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
-  bool products = false, some = false;  // that could be rounded; that are, to bf16
+  bool products = false, some = false;  // with weights; with activations of bf16
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     std::optional<DType> type;
     if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32)
       type = rounded_for(to.tensor(in[1]).dtype);
-    products = products || type;
+    products = products || node.op->takes_q8a;
     if (type && mode == "bf16" && takes(kernels, to, node, in, DType::kBF16)) type = DType::kBF16;
     if (type && (stored_f32 || type == DType::kQ8A) && takes(kernels, to, node, in, *type)) {
       inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", dtype_name(*type)}});

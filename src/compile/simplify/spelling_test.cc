@@ -254,6 +254,7 @@ TEST(Spellings, EndAsTheSameOps) {
   auto backend = make_backend("cpu");
   CompileOptions simplify;
   simplify.disabled_passes = {"fuse"};
+  simplify.activations = "f32";  // what else is rounded depends on the machine
   std::map<std::string, int> counts;
   for (const Spelling& s : kSpellings) {
     SCOPED_TRACE(s.body);
