@@ -260,6 +260,7 @@ http::Handler Api::vectors(VectorRoute route, ErrorForm form, BodyForm rewrite) 
         } catch (const ModelNotLoaded&) {
           throw;
         } catch (const std::exception& e) {
+          context.slot.reset();  // a client that asks again at once finds its place free
           http::Response response = in_form(form, error_answer(e));
           response.headers.emplace_back("traceparent", context.trace.header());
           if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
@@ -294,6 +295,7 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   } catch (const ModelNotLoaded&) {
     throw;
   } catch (const std::exception& e) {
+    context.slot.reset();  // a client that asks again at once finds its place free
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
     if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
