@@ -15,12 +15,13 @@ import json
 import os
 import pathlib
 import random
-import re
 import struct
 import subprocess
 import sys
 import time
 import urllib.request
+
+import served
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORDS = ("time year people way day man thing woman life child world school state family student group country problem hand part place "
@@ -39,14 +40,8 @@ class Tokamak:
 
     def __init__(self, binary, model, threads, batch):
         self.batch = batch
-        self.process = subprocess.Popen([binary, "serve", model, "--port", "0", "--threads", str(threads)], stdout=subprocess.PIPE, text=True)
-        output = ""
-        while "ready at" not in output:
-            line = self.process.stdout.readline()
-            if not line:
-                sys.exit(f"the server did not start: {output}")
-            output += line
-        self.url = re.search(r"http://\S+", output).group() + "/v1/embeddings"
+        self.server = served.Server(binary, model, "--threads", threads)
+        self.url = self.server.url + "/v1/embeddings"
 
     def post(self, texts):
         body = json.dumps({"input": texts, "encoding_format": "base64", "truncate_prompt_tokens": -1}).encode()
@@ -62,12 +57,10 @@ class Tokamak:
             return [v for part in pool.map(self.post, parts) for v in part]
 
     def cpu_seconds(self):
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return self.server.cpu_seconds()
 
     def close(self):
-        self.process.terminate()
-        self.process.wait(timeout=60)
+        self.server.stop()
 
 
 class SentenceTransformers:

@@ -189,7 +189,7 @@ struct KernelTable {
     void (*multiply)(const TileProduct& product);
   } tile_unit;
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
-  // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
+  // padded with zeros to a multiple of bf16_group, with two panels that are far apart: row,
   // out[2][kPanel]. Up to kMostFewRows packed rows with a part of a panel that begins at `at`: few,
   // sums[row][kPanel] +=; may be nullptr. Many rows: bf16_pack brings a tile of n <= kTile rows to
   // the level's order, kTile numbers for each k up to a multiple of bf16_group. spread does so with

@@ -320,15 +320,7 @@ class BfloatLinear final : public LinearKernel {
 
   void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
-    const auto* x = static_cast<const uint16_t*>(packed);
-    int64_t half = (end - begin + 1) / 2;  // the two halves side by side
-    for (int64_t p = begin; p < begin + half; ++p) {
-      float sums[2 * kPanel];
-      int64_t other = std::min(p + half, end - 1);
-      kernels.bf16_dot1x2(w_->panel(p), w_->panel(other), x, w_->k, sums);
-      store(sink, begin, p, 0, 1, sums);
-      store(sink, begin, other, 0, 1, sums + kPanel);
-    }
+    single_by_halves(kernels.bf16_dot1x2, static_cast<const uint16_t*>(packed), begin, end, sink);
   }
 
   void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
@@ -381,15 +373,7 @@ class RoundedLinear final : public LinearKernel {
 
   void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
-    const auto* x = static_cast<const uint16_t*>(packed);
-    int64_t half = (end - begin + 1) / 2;  // the two halves side by side
-    for (int64_t p = begin; p < begin + half; ++p) {
-      float sums[2 * kPanel];
-      int64_t other = std::min(p + half, end - 1);
-      product_.row(w_->panel(p), w_->panel(other), x, w_->k, sums);
-      store(sink, begin, p, 0, 1, sums);
-      store(sink, begin, other, 0, 1, sums + kPanel);
-    }
+    single_by_halves(product_.row, static_cast<const uint16_t*>(packed), begin, end, sink);
   }
 
   void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
@@ -444,6 +428,18 @@ void LinearKernel::limit_chunk(int64_t bytes, int64_t tiles, int64_t step) {
 }
 
 // Writes sums[row][kPanel] of `count` rows, with bias, cutting the panel at n.
+void LinearKernel::single_by_halves(TwoPanels product, const uint16_t* x, int64_t begin,
+                                    int64_t end, const LinearSink& sink) const {
+  int64_t half = (end - begin + 1) / 2;
+  for (int64_t p = begin; p < begin + half; ++p) {
+    float sums[2 * kPanel];
+    int64_t other = std::min(p + half, end - 1);
+    product(w_->panel(p), w_->panel(other), x, w_->k, sums);
+    store(sink, begin, p, 0, 1, sums);
+    store(sink, begin, other, 0, 1, sums + kPanel);
+  }
+}
+
 void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, int64_t row,
                          int64_t count, const float* sums) const {
   int64_t n0 = panel * kPanel, lanes = std::min<int64_t>(kPanel, w_->n - n0);

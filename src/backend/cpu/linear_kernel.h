@@ -56,6 +56,11 @@ class LinearKernel {
  protected:
   void store(const LinearSink& sink, int64_t begin, int64_t panel, int64_t row, int64_t count,
              const float* sums) const;
+  // One row with panels of 16-bit numbers, the two halves of them side by side: two read streams.
+  using TwoPanels = void (*)(const void* panel, const void* other, const uint16_t* x, int64_t k,
+                             float* out);
+  void single_by_halves(TwoPanels product, const uint16_t* x, int64_t begin, int64_t end,
+                        const LinearSink& sink) const;
   void limit_chunk(int64_t bytes, int64_t tiles, int64_t step);
   const Weight* w_;
 

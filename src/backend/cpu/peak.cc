@@ -198,10 +198,6 @@ float i8_amx(int rounds, float) {
   return 0;
 }
 
-Probe f32_probe(std::string_view level) {
-  if (level == "avx512" || level == "amx") return {f32_avx512, kChains * 16 * 2};
-  return level == "avx2" ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
-}
 // The same of bf16 over 32 values of k.
 float bf16_amx(int rounds, float) {
   TileShapes config;
@@ -215,6 +211,10 @@ float bf16_amx(int rounds, float) {
   return 0;
 }
 
+Probe f32_probe(std::string_view level) {
+  if (level == "avx512" || level == "amx") return {f32_avx512, kChains * 16 * 2};
+  return level == "avx2" ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
+}
 Probe bf16_probe(std::string_view level) {
   return level == "amx" ? Probe{bf16_amx, 16.0 * 16 * 32 * 2} : Probe{};
 }

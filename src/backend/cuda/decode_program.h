@@ -10,11 +10,7 @@
 // expects. A tagged pair is a float and a 32-bit tag.
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define TK_HOST_DEVICE __host__ __device__
-#else
-#define TK_HOST_DEVICE
-#endif
+#include "backend/cuda/host_device.h"
 
 namespace tokamak::cuda {
 

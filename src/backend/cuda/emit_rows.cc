@@ -102,9 +102,9 @@ bool emit_blas(const CallSite& site, LaunchList& list, const LinearArgs& args) {
   return true;
 }
 
-// Many rows: weights, and values of eight bits, become bf16 in the scratch memory, and the library
-// multiplies them; without it, results do not depend on the number of rows. Returns whether it
-// does.
+// Products of many rows by cuBLASLt: weights and 8-bit activations are expanded to bf16 in scratch
+// memory first. False: not here. Without the library a result does not depend on the number of
+// rows.
 bool emit_expanded(const CallSite& site, LaunchList& list) {
   const Tensor &x = site.in[0], &w = site.in[1];
   const int64_t rows = x.rows(), n = w.dims[0], k = w.dims[1];
@@ -127,7 +127,21 @@ bool emit_expanded(const CallSite& site, LaunchList& list) {
 }  // namespace
 
 bool is_expandable(DType weight) {
-  return weight != DType::kF32 && weight != DType::kBF16 && weight != DType::kQ8A;
+  switch (weight) {
+    case DType::kF16:
+    case DType::kQ8_0:
+    case DType::kQ4_0:
+    case DType::kQ4_1:
+    case DType::kQ5_0:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ6_K:
+    case DType::kMXFP4:
+      return true;
+    default:
+      return false;
+  }
 }
 
 // Where reading the weights as they are takes as long as writing and reading them as bf16. Measured

@@ -4,15 +4,8 @@
 // read them before the launches that compute the values are done.
 #include <cstdint>
 
+#include "backend/cuda/host_device.h"
 #include "backend/cuda/tensor_map.h"
-
-#ifndef TK_HOST_DEVICE
-#ifdef __CUDACC__
-#define TK_HOST_DEVICE __host__ __device__
-#else
-#define TK_HOST_DEVICE
-#endif
-#endif
 
 namespace tokamak::cuda {
 
