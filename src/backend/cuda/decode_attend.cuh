@@ -230,10 +230,12 @@ __device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in
         int split = min(first + (j < kAtOnce ? j : t.lane % kAtOnce), splits - 1);
         return from + split * kStride + (j < kAtOnce ? element : C::kHead);
       };
+      auto exists = [&](int j) { return j == kAtOnce || first + j < splits; };
       TaggedPair pair[kAtOnce + 1] = {};
       t.poll_all(
-          pair, [&](TaggedPair& p, int j, bool wanted) { load_pair(p, at(j), wanted); },
-          [tag](TaggedPair p, int) { return p.tag == tag; });
+          pair,
+          [&](TaggedPair& p, int j, bool wanted) { load_pair(p, at(j), wanted && exists(j)); },
+          [&](TaggedPair p, int j) { return !exists(j) || p.tag == tag; });
       float own =
                 first + t.lane % kAtOnce < splits ? __uint_as_float(pair[kAtOnce].bits) : -INFINITY,
             top = own;

@@ -158,6 +158,30 @@ struct DecodeThread {
     }
   }
 
+  // Like poll_all(), by a whole warp and of the first `count` values: take(value, j) is called for
+  // each as soon as all lanes have theirs, so that only the last is left to do after the wait.
+  template <int kCount, class Value, class Load, class Ready, class Take>
+  __device__ __forceinline__ void poll_each(Value (&values)[kCount], int count, Load load,
+                                            Ready ready, Take take) {
+    uint32_t missing = (1u << min(kCount, count)) - 1;
+#pragma unroll 1
+    for (uint32_t tries = 0; missing != 0; ++tries) {
+      if (tries % 16 == 15 &&
+          __any_sync(kAllLanes, gave_up(&launch.state->error, &shared.ring.dead, ring.deadline(),
+                                        static_cast<uint32_t>(index))))
+        return;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (missing >> j & 1) load(values[j], j, tries == 0 || !ready(values[j], j));
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if ((missing >> j & 1) == 0 || !__all_sync(kAllLanes, ready(values[j], j))) continue;
+        take(values[j], j);
+        missing &= ~(1u << j);
+      }
+    }
+  }
+
   // Whether any consumer of the block saw the step fail; all get the same answer.
   __device__ bool sync_or_dead() {
     uint32_t dead = shared.ring.is_dead();

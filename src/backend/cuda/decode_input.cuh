@@ -128,27 +128,26 @@ __device__ float stage_vectors(DecodeThread<C>& t, const InputReader<C, kType>& 
   for (int first = 0; first < count; first += kAtOnce) {
     uint4 values[kAtOnce] = {};
     uint4 gains[kAtOnce] = {};
+    const int here = count - first;
     auto at = [&](int j) {
-      int i = min(first + j, count - 1);
+      const int i = first + j;
       return (i >> more) * work.width + work.first * 32 + min((i & more) * 32 + t.lane, last) * 8;
     };
-    auto inside = [&](int j) {
-      return first + j < count && (first + j & more) * 32 + t.lane <= last;
-    };
-    auto load = [&](uint4& v, int j, bool wanted) { reader.load(v, at(j), wanted); };
     if constexpr (kNorm) {
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) gains[j] = reader.gains(at(j));
+      for (int j = 0; j < kAtOnce; ++j)
+        if (j < here) gains[j] = reader.gains(at(j));
     }
-    t.poll_all(values, load, [&](uint4 v, int) { return reader.ready(v); });
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      float more_squares = 0, scale = 0;
-      uint4 x = reader.template convert<kNorm>(values[j], gains[j], more_squares, scale);
-      if (!inside(j)) continue;
-      squares += more_squares;
-      put_staged<kType>(to, scales, at(j), x, scale);
-    }
+    t.poll_each(
+        values, here, [&](uint4& v, int j, bool wanted) { reader.load(v, at(j), wanted); },
+        [&](uint4 v, int) { return reader.ready(v); },
+        [&](uint4 v, int j) {
+          float more_squares = 0, scale = 0;
+          uint4 x = reader.template convert<kNorm>(v, gains[j], more_squares, scale);
+          if ((first + j & more) * 32 + t.lane > last) return;
+          squares += more_squares;
+          put_staged<kType>(to, scales, at(j), x, scale);
+        });
   }
   return squares;
 }
