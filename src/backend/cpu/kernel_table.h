@@ -103,9 +103,8 @@ struct TileProduct {
   const uint16_t* weights;  // [step][term][kTileNumbers] of each panel
   int64_t panels, panel_numbers;
   int terms;
-  const uint16_t* x;  // rows of kTileStep numbers side by side
-  int64_t x_step;     // numbers from step to step
-  int64_t x_tile;     // and from kTileRows rows to the next
+  const uint16_t* x;  // [step][kTileRows][kTileStep]
+  int64_t x_tile;     // numbers from kTileRows rows to the next
   int64_t rows, steps;
   float* sums;
   int64_t panel_sums;  // floats from panel to panel
@@ -187,6 +186,11 @@ struct KernelTable {
     void (*spread[kQFormats])(const uint8_t* panel, int64_t k, uint16_t* tiles);
     void (*spread_float[kFTypes])(const uint8_t* panel, int64_t k, uint16_t* tiles);
     void (*multiply)(const TileProduct& product);
+    // One row, widened and padded with zeros to whole steps, with two panels: out[2][kPanel].
+    void (*row[kQFormats])(const uint8_t* panel, const uint8_t* other, const float* x, int64_t k,
+                           float* out);
+    void (*row_float[kFTypes])(const uint8_t* panel, const uint8_t* other, const float* x,
+                               int64_t k, float* out);
   } tile_unit;
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
   // padded with zeros to a multiple of bf16_group, with two panels that are far apart: row,

@@ -240,6 +240,10 @@ const KernelTable* amx_table() {
     fill_spread<0>(t.tile_unit);
     t.tile_unit.spread_float[static_cast<int>(FType::kBF16)] = spread_bf16;
     t.tile_unit.spread_float[static_cast<int>(FType::kF16)] = spread_f16;
+    t.tile_unit.row_float[static_cast<int>(FType::kBF16)] =
+        row_in_tile_order<add_row_float<add_step_bf16>>;
+    t.tile_unit.row_float[static_cast<int>(FType::kF16)] =
+        row_in_tile_order<add_row_float<add_step_f16>>;
     t.tile_unit.multiply = multiply_tiles;
     return t;
   }();

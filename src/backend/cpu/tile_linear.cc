@@ -23,6 +23,8 @@ class TileLinear final : public LinearKernel {
     bool quantized = w->matrix == Weight::Matrix::kQPanel;
     spread_ = quantized ? kernels.tile_unit.spread[static_cast<int>(w->qformat)]
                         : kernels.tile_unit.spread_float[static_cast<int>(w->ftype)];
+    row_ = quantized ? kernels.tile_unit.row[static_cast<int>(w->qformat)]
+                     : kernels.tile_unit.row_float[static_cast<int>(w->ftype)];
     terms_ = !quantized && w->ftype == FType::kF16 ? 2 : 1;
     if (quantized) {
       const QLayout& layout = qlayout(w->qformat);
@@ -33,16 +35,17 @@ class TileLinear final : public LinearKernel {
     limit_chunk(kPackedBytes, kMostRows / kTile, kTileRows / kTile);
   }
   int64_t row_bytes() const override { return w_->k * 2; }
-  int64_t single_bytes() const override { return steps_ * kTileStep * 2; }
-  int64_t tile_bytes() const override { return kTile * single_bytes(); }
+  int64_t single_bytes() const override { return steps_ * kTileStep * 4; }
+  int64_t tile_bytes() const override { return kTile * steps_ * kTileStep * 2; }
   int64_t scratch_bytes() const override {
     return weight_numbers() * 2 + kManyPanels * kMostRows * kPanel * 4;
   }
   int64_t panels_at_once() const override { return kManyPanels; }
 
-  void pack_single(const KernelTable&, const void* x, uint8_t* to) const override {
-    std::memcpy(to, x, static_cast<size_t>(row_bytes()));
-    std::memset(to + row_bytes(), 0, static_cast<size_t>(single_bytes() - row_bytes()));
+  void pack_single(const KernelTable& kernels, const void* x, uint8_t* to) const override {
+    auto* wide = reinterpret_cast<float*>(to);
+    kernels.widen[static_cast<int>(FType::kBF16)](x, wide, w_->k);
+    std::fill(wide + w_->k, wide + steps_ * kTileStep, 0.0F);
   }
   // [step][kTileRows][kTileStep]; rows that are absent are not read.
   void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to,
@@ -62,12 +65,17 @@ class TileLinear final : public LinearKernel {
       }
   }
 
-  void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
+  void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t* scratch) const override {
-    const auto* x = static_cast<const uint16_t*>(packed);
+    const auto* x = static_cast<const float*>(packed);
+    auto* sums = reinterpret_cast<float*>(scratch);
     int64_t half = (end - begin + 1) / 2;  // the two halves side by side
-    for (int64_t p = begin; p < begin + half; ++p)
-      multiply(kernels, {x, kTileStep, 1}, p, half, p + half < end ? 2 : 1, begin, sink, scratch);
+    for (int64_t p = begin; p < begin + half; ++p) {
+      bool both = p + half < end;
+      row_(w_->panel(p), w_->panel(both ? p + half : p), x, w_->k, sums);
+      store(sink, begin, p, 0, 1, sums);
+      if (both) store(sink, begin, p + half, 0, 1, sums + kPanel);
+    }
   }
   void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
              int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
@@ -75,48 +83,39 @@ class TileLinear final : public LinearKernel {
     const auto* x = reinterpret_cast<const uint16_t*>(packed);
     int64_t at_once = rows > kTileRows ? kManyPanels : kFewPanels;
     for (int64_t p = begin; p < end; p += at_once)
-      multiply(kernels, {x, kTileStep * kTileRows, rows}, p, 1, std::min(at_once, end - p), begin,
-               sink, scratch);
+      multiply(kernels, x, rows, p, std::min(at_once, end - p), begin, sink, scratch);
   }
 
  private:
-  struct Rows {
-    const uint16_t* x;
-    int64_t step, count;
-  };
-
   // Room for all panels at once. Few rows take few panels, and longer parts of them.
   int64_t weight_numbers() const { return kManyPanels * kPart * kPanel * terms_; }
 
-  // `count` panels, `apart` from each other.
-  void multiply(const KernelTable& kernels, const Rows& rows, int64_t panel, int64_t apart,
+  void multiply(const KernelTable& kernels, const uint16_t* x, int64_t rows, int64_t panel,
                 int64_t count, int64_t begin, const LinearSink& sink, uint8_t* scratch) const {
     auto* weights = reinterpret_cast<uint16_t*>(scratch);
     auto* sums = reinterpret_cast<float*>(scratch + weight_numbers() * 2);
-    int64_t part = rows.count > kTileRows ? kPart : kPart * kManyPanels / kFewPanels;
+    int64_t part = rows > kTileRows ? kPart : kPart * kManyPanels / kFewPanels;
     TileProduct t{.weights = weights,
                   .panels = count,
                   .panel_numbers = part * kPanel * terms_,
                   .terms = terms_,
-                  .x = rows.x,
-                  .x_step = rows.step,
+                  .x = x,
                   .x_tile = steps_ * kTileStep * kTileRows,
-                  .rows = rows.count,
+                  .rows = rows,
                   .steps = 0,
                   .sums = sums,
-                  .panel_sums = rows.count * kPanel,
+                  .panel_sums = rows * kPanel,
                   .is_new = true};
     for (int64_t k = 0; k < w_->k; k += part, t.is_new = false) {
       int64_t n = std::min(part, w_->k - k);
       for (int64_t i = 0; i < count; ++i)
-        spread_(w_->panel(panel + i * apart) + k / kPart * part_bytes_, n,
-                weights + i * t.panel_numbers);
+        spread_(w_->panel(panel + i) + k / kPart * part_bytes_, n, weights + i * t.panel_numbers);
       t.steps = (n + kTileStep - 1) / kTileStep;
       kernels.tile_unit.multiply(t);
-      t.x += t.steps * rows.step;
+      t.x += t.steps * kTileRows * kTileStep;
     }
     for (int64_t i = 0; i < count; ++i)
-      store(sink, begin, panel + i * apart, 0, rows.count, sums + i * t.panel_sums);
+      store(sink, begin, panel + i, 0, rows, sums + i * t.panel_sums);
   }
 
   // Steps of a packed row, an odd number: rows that are a power of two apart would share a few
@@ -125,6 +124,7 @@ class TileLinear final : public LinearKernel {
   int terms_ = 1;           // tiles of a step of weights
   int64_t part_bytes_ = 0;  // of a panel
   void (*spread_)(const uint8_t*, int64_t, uint16_t*);
+  void (*row_)(const uint8_t*, const uint8_t*, const float*, int64_t, float*);
 };
 
 }  // namespace
