@@ -43,7 +43,7 @@ class DecodeProducer {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
     MatvecWork work(in, block, blocks, consumer());
     const auto bytes = static_cast<uint32_t>(decode_chunk_bytes(in.type, work.width));
-    const bool rows = in.type == DecodeWeight::kBf16, parts_outside = work.part_major<C>(in);
+    const bool rows = decode_16_bits(in.type), parts_outside = work.part_major<C>(in);
     // Gate and up in matrices of their own: every second consumer reads the other one.
     const bool split = rows && in.values;
     // Distances in bytes from chunk to chunk, part to part and tile to tile.
