@@ -1,5 +1,6 @@
 #pragma once
-// Random bf16 and f16 values that host and device compute alike, so that weights need not be copied.
+// Random bf16 and f16 values that host and device compute alike, so that weights need not be
+// copied.
 #include <cstdint>
 #include <cstring>
 
@@ -45,7 +46,8 @@ TK_BOTH inline uint16_t to_f16(float value) {
   memcpy(&bits, &value, sizeof bits);
   const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
   const float least = 0x1p-14f, magnitude = value < 0 ? -value : value;
-  if (magnitude < least) return static_cast<uint16_t>(sign | static_cast<uint32_t>(magnitude * 0x1p24f + 0.5f));
+  if (magnitude < least)
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(magnitude * 0x1p24f + 0.5f));
   return static_cast<uint16_t>(sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10));
 }
 TK_BOTH inline float from_f16(uint16_t value) {

@@ -201,8 +201,7 @@ __device__ float scale_to_half(DecodeThread<C>& t, const MatvecWork& work, uint4
       staged[at(i)] = make_uint4(half(v.x), half(v.y), half(v.z), half(v.w));
     } else {
       const float2 a = unpack2(v.x), b = unpack2(v.y), c = unpack2(v.z), d = unpack2(v.w);
-      staged[at(i)] =
-          make_uint4(half(a.x, b.x), half(a.y, b.y), half(c.x, d.x), half(c.y, d.y));
+      staged[at(i)] = make_uint4(half(a.x, b.x), half(a.y, b.y), half(c.x, d.x), half(c.y, d.y));
     }
   }
   return half.inverse();

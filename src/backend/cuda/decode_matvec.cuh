@@ -313,8 +313,8 @@ class DecodeMatvec {
     }
   }
 
-  // The first output of this warp in a flush. A flush of one sequence and 16 bits is the work of one
-  // warp: they take turns, except where a thread keeps the residual stream of its rows.
+  // The first output of this warp in a flush. A flush of one sequence and 16 bits is the work of
+  // one warp: they take turns, except where a thread keeps the residual stream of its rows.
   static constexpr bool kTakesTurns = C::kSingle && kTileRows == 8;
   __device__ int first_output(int first, int round) const {
     int warp = t_.warp;

@@ -67,13 +67,13 @@ struct DecodeInstruction {
   DecodeOp op;
   uint32_t flags;
   DecodeWeight type;
-  uint16_t parts;         // kMatvec: equal parts of the width, see decode_parts()
-  const void* weights;    // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
-  const void* values;     // kMatvec: float [rows] of kFp8; 16 bits and kGated: the rows of up, where
-                          // `weights` has those of gate alone. kAttend: values, like the keys
-  const void* gains;      // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
-  const void* gains_k;    // kAttend: bf16 [d] of the keys, or null
-  const void* bias;       // kMatvec: bf16 [rows], or null
+  uint16_t parts;       // kMatvec: equal parts of the width, see decode_parts()
+  const void* weights;  // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
+  const void* values;   // kMatvec: float [rows] of kFp8; 16 bits and kGated: the rows of up, where
+                        // `weights` has those of gate alone. kAttend: values, like the keys
+  const void* gains;    // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
+  const void* gains_k;  // kAttend: bf16 [d] of the keys, or null
+  const void* bias;     // kMatvec: bf16 [rows], or null
   const uint16_t* input;  // [b, width]
   uint16_t* output;       // [b, rows]
   int32_t width, rows;
