@@ -60,14 +60,16 @@ class DecodeProducer {
     const int64_t outer_step = parts_outside ? part : next_tile;
     // Rows of the last tile may be missing; packed weights have them all.
     const int row = block * C::kWarps + consumer();
+    const uint64_t policy = read_once_policy();
     int done = 0;
     const char* from = start;
 #pragma unroll 1
     for (int left = work.tiles * work.parts, outer = 0; left > 0; --left) {
       const int turn = parts_outside ? done : outer;
       bool has = serves_ && (!rows || row + turn * blocks * C::kWarps < in.rows);
-      if (!ring_.tile(has, bytes,
-                      [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
+      if (!ring_.tile(has, bytes, [&](uint32_t to, uint32_t barrier) {
+            bulk_copy_once(to, from, bytes, barrier, policy);
+          }))
         return false;
       from += inner_step;
       if (++done < inner) continue;
