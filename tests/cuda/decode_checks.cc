@@ -36,8 +36,8 @@ DecoderShape qwen3_1_7b(int layers) {
 }
 
 constexpr DecodeWeight kTypes[] = {DecodeWeight::kBf16, DecodeWeight::kFp8, DecodeWeight::kQ8,
-                                   DecodeWeight::kQ4};
-constexpr const char* kTypeNames[] = {"bf16", "fp8", "q8_0", "q4_0"};
+                                   DecodeWeight::kQ4, DecodeWeight::kF16};
+constexpr const char* kTypeNames[] = {"bf16", "fp8", "q8_0", "q4_0", "f16"};
 
 std::vector<Case> small_cases() {
   std::vector<Case> cases;
@@ -61,7 +61,7 @@ std::vector<Case> small_cases() {
               {}};
   longer.model.shape.page_size = 64;
   cases.push_back(longer);
-  for (size_t i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < std::size(kTypes); ++i) {
     Case c{kTypeNames[i], {shape_of(2, 512, 8, 2, 128, 1536, 4000)}, 333, 6, {}};
     c.model.type = c.model.head_type = kTypes[i];
     if (i > 0) cases.push_back(c);
@@ -73,7 +73,7 @@ std::vector<Case> small_cases() {
     c.name = std::string(kTypeNames[i]) + ", wide, 2 to 5 sequences";
     c.model.shape = shape_of(2, 1024, 16, 8, 128, 14336, 3000);
     c.model.qk_norm = true;
-    c.model.head_type = kTypes[(i + 1) % 4];
+    c.model.head_type = kTypes[(i + 1) % std::size(kTypes)];
     c.batches = {3, 2, 5, 1, 4};
     cases.push_back(c);
   }
@@ -365,7 +365,7 @@ void check_decode_large(DecodeContext& context) {
 }
 // One sequence alone: every type at the widths of both models, with small vocabularies.
 void check_decode_one(DecodeContext& context) {
-  for (size_t i = 0; i < 4; ++i)
+  for (size_t i = 0; i < std::size(kTypes); ++i)
     for (TestShape t : {TestShape{llama_8b(2)}, TestShape{qwen3_1_7b(2), true}}) {
       t.type = kTypes[i];
       t.head_type = t.shape.hidden == 2048 ? DecodeWeight::kBf16 : t.type;
@@ -377,7 +377,7 @@ void check_decode_one(DecodeContext& context) {
   check_deadline(context);
 }
 void check_decode_tiny(DecodeContext& context) {
-  for (size_t i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < std::size(kTypes); ++i) {
     Case c{kTypeNames[i], {shape_of(1, 512, 8, 2, 128, 512, 1000), true, true, 128}, 70, 2, {8, 1}};
     c.model.batch = 8;
     c.model.type = c.model.head_type = kTypes[i];
@@ -386,7 +386,7 @@ void check_decode_tiny(DecodeContext& context) {
 }
 void time_decode_one(DecodeContext& context) {
   for (auto [name, shape] : {std::pair{"8B", llama_8b(32)}, {"1.7B", qwen3_1_7b(28)}})
-    for (size_t i = 0; i < 4; ++i)
+    for (size_t i = 0; i < std::size(kTypes); ++i)
       time_model(fmt::format("{} {}", name, kTypeNames[i]), timing_shape(shape, kTypes[i], 1),
                  context);
   TestShape mixed = timing_shape(llama_8b(32), DecodeWeight::kFp8, 1);
@@ -394,7 +394,7 @@ void time_decode_one(DecodeContext& context) {
   time_model("8B fp8, head bf16", mixed, context);
 }
 void time_decode(DecodeContext& context) {
-  for (size_t i = 0; i < 4; ++i)
+  for (size_t i = 0; i < std::size(kTypes); ++i)
     for (auto [name, shape] : {std::pair{"8B", llama_8b(32)}, {"1.7B", qwen3_1_7b(28)}})
       time_model(fmt::format("{} {}", name, kTypeNames[i]), timing_shape(shape, kTypes[i], 8),
                  context);

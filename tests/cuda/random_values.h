@@ -1,5 +1,6 @@
 #pragma once
-// Random bf16 values that host and device compute alike, so that weights need not be copied.
+// Random bf16 and f16 values that host and device compute alike, so that weights need not be
+// copied.
 #include <cstdint>
 #include <cstring>
 
@@ -37,6 +38,26 @@ TK_BOTH inline float from_bf16(uint16_t value) {
   float out;
   memcpy(&out, &bits, sizeof out);
   return out;
+}
+
+// f16; what is below its smallest normal number is a multiple of 2^-24.
+TK_BOTH inline uint16_t to_f16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  const float least = 0x1p-14f, magnitude = value < 0 ? -value : value;
+  if (magnitude < least)
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(magnitude * 0x1p24f + 0.5f));
+  return static_cast<uint16_t>(sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10));
+}
+TK_BOTH inline float from_f16(uint16_t value) {
+  const uint32_t exponent = value >> 10 & 31u, mantissa = value & 1023u;
+  float size = static_cast<float>(mantissa) * 0x1p-24f;
+  if (exponent > 0) {
+    const uint32_t bits = (exponent + 112) << 23 | mantissa << 13;
+    memcpy(&size, &bits, sizeof size);
+  }
+  return value & 0x8000u ? -size : size;
 }
 
 }  // namespace tokamak::cuda

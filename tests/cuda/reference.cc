@@ -36,20 +36,24 @@ constexpr uint32_t kCacheSeed = 900000;
 Filler::Filler(const void* cubin)
     : module_(cubin),
       bf16_(module_.function("fill_bf16")),
+      f16_(module_.function("fill_f16")),
       f32_(module_.function("fill_f32")),
       packed_(module_.function("fill_packed")) {}
 
-void Filler::bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const {
+void Filler::fill(Handle kernel, DeviceAddress to, size_t count, const RandomSpec& spec) const {
   unsigned long long n = count;
   RandomSpec copy = spec;
   void* arguments[] = {&to, &n, &copy};
-  check(driver().launch(bf16_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
+  check(driver().launch(kernel, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
+}
+void Filler::bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const {
+  fill(bf16_, to, count, spec);
+}
+void Filler::f16(DeviceAddress to, size_t count, const RandomSpec& spec) const {
+  fill(f16_, to, count, spec);
 }
 void Filler::f32(DeviceAddress to, size_t count, const RandomSpec& spec) const {
-  unsigned long long n = count;
-  RandomSpec copy = spec;
-  void* arguments[] = {&to, &n, &copy};
-  check(driver().launch(f32_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
+  fill(f32_, to, count, spec);
 }
 
 void Filler::packed(DeviceAddress to, size_t words, int chunk_words, int data_words, uint32_t scale,
@@ -89,7 +93,10 @@ DeviceAddress TestModel::add(const Filler& filler, const Piece& piece) {
   size_t count = static_cast<size_t>(piece.rows) * static_cast<size_t>(piece.width);
   if (count == 0) return 0;
   buffers_.emplace_back(count * 2);
-  filler.bf16(buffers_.back().address(), count, piece.spec);
+  if (piece.type == DecodeWeight::kF16)
+    filler.f16(buffers_.back().address(), count, piece.spec);
+  else
+    filler.bf16(buffers_.back().address(), count, piece.spec);
   weight_bytes_ += static_cast<double>(count) * 2;
   return buffers_.back().address();
 }
@@ -100,7 +107,7 @@ TestModel::Piece TestModel::head_piece() const {
 }
 
 DecodeMatrix TestModel::add_matrix(const Filler& filler, const Piece& piece) {
-  if (piece.type == DecodeWeight::kBf16) return {add(filler, piece), 0, piece.type};
+  if (decode_16_bits(piece.type)) return {add(filler, piece), 0, piece.type};
   DecodeMatrix matrix{0, 0, piece.type};
   const size_t bytes = packed_bytes(piece.type, piece.rows, piece.width);
   Buffer& data = buffers_.emplace_back(bytes);
@@ -203,14 +210,16 @@ TestModel::Matrix TestModel::plain(const Piece& piece) const {
   on_all_cores(m.rows, [&](int r) {
     for (size_t i = 0; i < static_cast<size_t>(m.width); ++i) {
       size_t at = static_cast<size_t>(r) * static_cast<size_t>(m.width) + i;
-      m.values[at] = from_bf16(to_bf16(random_value(piece.spec, at)));
+      const float value = random_value(piece.spec, at);
+      m.values[at] =
+          piece.type == DecodeWeight::kF16 ? from_f16(to_f16(value)) : from_bf16(to_bf16(value));
     }
   });
   return m;
 }
 TestModel::Matrix TestModel::host(const Piece& piece) const {
   Matrix m = plain(piece);
-  if (piece.type != DecodeWeight::kBf16)
+  if (!decode_16_bits(piece.type))
     m.values = quantize(piece.type, m.values, m.rows, m.width).values;
   return m;
 }

@@ -23,6 +23,7 @@ class Filler {
  public:
   explicit Filler(const void* cubin);
   void bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const;
+  void f16(DeviceAddress to, size_t count, const RandomSpec& spec) const;
   void f32(DeviceAddress to, size_t count, const RandomSpec& spec) const;
   // Random packed weights: the first words of each chunk are random bits of `mask`, the others
   // scales.
@@ -31,7 +32,8 @@ class Filler {
 
  private:
   KernelModule module_;
-  Handle bf16_, f32_, packed_;
+  void fill(Handle kernel, DeviceAddress to, size_t count, const RandomSpec& spec) const;
+  Handle bf16_, f16_, f32_, packed_;
 };
 
 // All weights of a decoder: where they are on the device, and the rule of their values.

@@ -342,7 +342,8 @@ TEST(CudaTableSampler, RowsWithTooManyTiesAreLeftToTheHost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaStream,
-                         testing::Values("llama_bf16", "qwen3_bf16", "llama_q8_0", "llama_q4_0"),
+                         testing::Values("llama_bf16", "qwen3_bf16", "llama_f16", "llama_q8_0",
+                                         "llama_q4_0"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Weights that are not bf16 are rounded to it for steps of many rows, which run in fused layers.

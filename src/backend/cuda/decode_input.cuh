@@ -105,8 +105,8 @@ __device__ __forceinline__ void put_staged(uint4* to, float* scales, int element
     planes[lane % 4] = make_uint2(x.x, x.y);
     planes[lane % 4 + 4] = make_uint2(x.z, x.w);
     if (lane % 4 == 0) scales[element / 32] = scale;
-  } else if constexpr (kType == DecodeWeight::kBf16) {
-    to[element / 8] = make_uint4(x.x, x.z, x.y, x.w);  // see add_bf16_single()
+  } else if constexpr (decode_16_bits(kType)) {
+    to[element / 8] = make_uint4(x.x, x.z, x.y, x.w);  // see add_16_bits_single()
   } else {
     to[element / 8] = x;
   }
@@ -152,9 +152,35 @@ __device__ float stage_vectors(DecodeThread<C>& t, const InputReader<C, kType>& 
   return squares;
 }
 
-// kFp8: the bf16 that this consumer has staged become f16, scaled by a power of two so that the
-// largest is below 2^14; of each four, the even ones come first. Returns the inverse of the scale.
-template <class C>
+// bf16 become f16 after they are multiplied with a power of two, so that the largest is below 2^14.
+class HalfScale {
+ public:
+  // The largest magnitudes so far, as the bits of two bf16.
+  __device__ static uint32_t larger(uint32_t most, uint4 v) {
+    return __vmaxu2(most, __vmaxu2(__vmaxu2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu),
+                                   __vmaxu2(v.z & 0x7fff7fffu, v.w & 0x7fff7fffu)));
+  }
+  __device__ static uint32_t larger_half(uint32_t most) { return max(most >> 16, most & 0xffffu); }
+  __device__ explicit HalfScale(uint32_t most)  // of larger_half()
+      : exponent_(max(most >> 7, 24u)), scale_(__uint_as_float((2 * 127 + 13 - exponent_) << 23)) {}
+  __device__ uint32_t operator()(float a, float b) const {
+    const __half2 h = __floats2half2_rn(a * scale_, b * scale_);
+    return *reinterpret_cast<const uint32_t*>(&h);
+  }
+  __device__ uint32_t operator()(uint32_t word) const {
+    const float2 x = unpack2(word);
+    return (*this)(x.x, x.y);
+  }
+  __device__ float inverse() const { return __uint_as_float((exponent_ - 13) << 23); }
+
+ private:
+  uint32_t exponent_;
+  float scale_;
+};
+
+// kFp8, kF16: the bf16 that this consumer has staged become f16; kFp8: of each four, the even ones
+// come first. Returns the inverse of their scale.
+template <DecodeWeight kType, class C>
 __device__ float scale_to_half(DecodeThread<C>& t, const MatvecWork& work, uint4* staged) {
   const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
   const int count = work.parts << more;
@@ -162,32 +188,23 @@ __device__ float scale_to_half(DecodeThread<C>& t, const MatvecWork& work, uint4
     return ((i >> more) * work.width + work.first * 32) / 8 + (i & more) * 32 + t.lane;
   };
   auto inside = [&](int i) { return (i & more) * 32 + t.lane <= last; };
-  uint32_t most = 0;  // magnitudes of two bf16
+  uint32_t most = 0;
+#pragma unroll 4
+  for (int i = 0; i < count; ++i)
+    if (inside(i)) most = HalfScale::larger(most, staged[at(i)]);
+  const HalfScale half(__reduce_max_sync(kAllLanes, HalfScale::larger_half(most)));
 #pragma unroll 4
   for (int i = 0; i < count; ++i) {
     if (!inside(i)) continue;
     const uint4 v = staged[at(i)];
-    most = __vmaxu2(most, __vmaxu2(__vmaxu2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu),
-                                   __vmaxu2(v.z & 0x7fff7fffu, v.w & 0x7fff7fffu)));
+    if constexpr (kType == DecodeWeight::kF16) {
+      staged[at(i)] = make_uint4(half(v.x), half(v.y), half(v.z), half(v.w));
+    } else {
+      const float2 a = unpack2(v.x), b = unpack2(v.y), c = unpack2(v.z), d = unpack2(v.w);
+      staged[at(i)] = make_uint4(half(a.x, b.x), half(a.y, b.y), half(c.x, d.x), half(c.y, d.y));
+    }
   }
-  const uint32_t exponent =
-      max(__reduce_max_sync(kAllLanes, max(most >> 16, most & 0xffffu)) >> 7, 24u);
-  // 2^(13 - (exponent - 127)), and its inverse below, by their bits.
-  const float scale = __uint_as_float((2 * 127 + 13 - exponent) << 23);
-#pragma unroll 4
-  for (int i = 0; i < count; ++i) {
-    if (!inside(i)) continue;
-    const uint4 v = staged[at(i)];
-    auto pair = [&](uint32_t a, uint32_t b, bool odd) {
-      const float2 x = unpack2(a), y = unpack2(b);
-      const __half2 h = odd ? __floats2half2_rn(x.y * scale, y.y * scale)
-                            : __floats2half2_rn(x.x * scale, y.x * scale);
-      return *reinterpret_cast<const uint32_t*>(&h);
-    };
-    staged[at(i)] = make_uint4(pair(v.x, v.y, false), pair(v.x, v.y, true), pair(v.z, v.w, false),
-                               pair(v.z, v.w, true));
-  }
-  return __uint_as_float((exponent - 13) << 23);
+  return half.inverse();
 }
 
 // Returns the scale of the sums.
@@ -202,7 +219,8 @@ __device__ float stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
     stage_vectors<8, false>(t, reader, work, to, scales);
   }
   float scale = 1;
-  if constexpr (kType == DecodeWeight::kFp8) scale = scale_to_half(t, work, to);
+  if constexpr (kType == DecodeWeight::kFp8 || kType == DecodeWeight::kF16)
+    scale = scale_to_half<kType>(t, work, to);
   __syncwarp();
   return scale;
 }
@@ -249,6 +267,7 @@ class BatchInput {
       convert_all<true>(parts, gains);
     else
       convert_all<false>(parts, gains);
+    if constexpr (kType == DecodeWeight::kF16) scale_to_half(parts);
     if constexpr (kIntegers<kType>) __syncwarp();
     if (!norm_) return;
     float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
@@ -262,9 +281,26 @@ class BatchInput {
     return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];
   }
 
+  // kF16: of the sums of this lane's sequence, until settle() is called again.
+  __device__ float sum_scale() const { return sum_scale_; }
+
   uint4 x[kHeldSegments] = {};
 
  private:
+  __device__ __forceinline__ void scale_to_half(int parts) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kHeldSegments; ++i)
+      if (exists(i, parts)) most = HalfScale::larger(most, x[i]);
+    most = HalfScale::larger_half(most);
+    most = max(most, __shfl_xor_sync(kAllLanes, most, 1));
+    most = max(most, __shfl_xor_sync(kAllLanes, most, 2));
+    const HalfScale half(most);
+#pragma unroll
+    for (int i = 0; i < kHeldSegments; ++i)
+      x[i] = make_uint4(half(x[i].x), half(x[i].y), half(x[i].z), half(x[i].w));
+    sum_scale_ = half.inverse();
+  }
   template <bool kNorm>
   __device__ __forceinline__ void convert_all(int parts, const uint4 (&all)[kHeldSegments / 8]) {
 #pragma unroll
@@ -299,6 +335,7 @@ class BatchInput {
   InputReader<C, kType> reader_;
   bool norm_, mine_;
   float squares_ = 0;  // of this lane, over all parts so far
+  float sum_scale_ = 1;
 };
 
 }  // namespace tokamak::cuda

@@ -59,7 +59,7 @@ class DecodeMatvec {
 
  private:
   static constexpr DecodeWeight kType = C::kType;
-  static constexpr int kTileRows = kType == DecodeWeight::kBf16 ? 8 : 16;
+  static constexpr int kTileRows = decode_tile_rows(kType);
   static constexpr int kRounds = C::kSingle ? 1 : 2;  // most of OutputPlace::rounds
 
   __device__ bool run_single() {
@@ -70,7 +70,7 @@ class DecodeMatvec {
     x += work_.first * 4;
     scales += work_.first;
     const bool full = work_.segments == LaneWeights<C, kType>::kMostSegments;
-    if constexpr (kType == DecodeWeight::kBf16) {
+    if constexpr (decode_16_bits(kType)) {
       if (work_.parts == 1) return full ? run_held<true>(x) : run_held<false>(x);
       return full ? run_rows<true>(x) : run_rows<false>(x);
     } else {
@@ -95,7 +95,7 @@ class DecodeMatvec {
         });
     });
   }
-  // bf16, the input in registers: shared memory has enough to do with the weights. Measured: the
+  // 16 bits, the input in registers: shared memory has enough to do with the weights. Measured: the
   // other types lose by it.
   template <bool kFull>
   __device__ bool run_held(const uint4* x) {
@@ -114,7 +114,7 @@ class DecodeMatvec {
       });
     });
   }
-  // bf16 in several parts.
+  // 16 bits in several parts.
   template <bool kFull>
   __device__ bool run_rows(const uint4* x) {
     return run_tiles([&](float(&acc)[4][4]) {
@@ -131,14 +131,16 @@ class DecodeMatvec {
   template <bool kFull, class Weights, class Input>
   __device__ __forceinline__ void add_rows(const Weights& weights, float (&acc)[4][4],
                                            Input input) {
+    constexpr bool kHalf = kType == DecodeWeight::kF16;
 #pragma unroll
     for (int s = 0; s < Weights::kMostSegments; s += 2) {
       if (!kFull && s >= work_.segments) break;
       const bool both = kFull || s + 1 < work_.segments;
       const int swap = Weights::swap(both);
-      add_bf16_single(acc[0], acc[1], weights.data[(s + swap) * 4], input(s, swap));
+      add_16_bits_single<kHalf>(acc[0], acc[1], weights.data[(s + swap) * 4], input(s, swap));
       if (both)
-        add_bf16_single(acc[2], acc[3], weights.data[(s + 1 - swap) * 4], input(s + 1, swap));
+        add_16_bits_single<kHalf>(acc[2], acc[3], weights.data[(s + 1 - swap) * 4],
+                                  input(s + 1, swap));
     }
   }
   // multiply(acc) adds what the next tile of the ring gives. False when the step is dead.
@@ -201,6 +203,7 @@ class DecodeMatvec {
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
+      input_scale_ = input.sum_scale();
       if (pass == 0) t_.mark(kHasInput);
 #pragma unroll 1
       for (int first = 0; first < work_.tiles; first += C::kFlush) {
@@ -246,7 +249,7 @@ class DecodeMatvec {
   // Calls add(weights) with the next tile of the ring.
   template <class Add>
   __device__ __forceinline__ void with_chunk(Add add) {
-    const unsigned char* chunk = t_.wait_chunk(kType == DecodeWeight::kBf16);
+    const unsigned char* chunk = t_.wait_chunk(decode_16_bits(kType));
     add(LaneWeights<C, kType>(chunk, work_));
     t_.ring.release();
   }
@@ -267,13 +270,13 @@ class DecodeMatvec {
     const int lane = t_.lane;
     if constexpr (C::kSingle) {  // every sequence of the tensor cores' eight is the one
       if (kTileRows == 8) {      // in the order of even rows of weights, or of odd ones (swap())
-        if (lane < 8) to[lane % 4 * 2 + lane / 4] = lane < 4 ? c[0] : c[1];
+        if (lane < 8) to[lane % 4 * 2 + lane / 4] = (lane < 4 ? c[0] : c[1]) * input_scale_;
       } else if (lane % 4 == 0) {
         to[lane / 4] = c[0] * input_scale_;
         to[lane / 4 + 8] = c[2] * input_scale_;
       }
     } else if (kTileRows == 8) {
-      reinterpret_cast<float2*>(to)[lane] = make_float2(c[0], c[1]);
+      reinterpret_cast<float2*>(to)[lane] = make_float2(c[0] * input_scale_, c[1] * input_scale_);
     } else {
       reinterpret_cast<float4*>(to)[lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
@@ -282,8 +285,8 @@ class DecodeMatvec {
     const float* from = slot(tile);
     if (kTileRows == 8) {
       float2 v = reinterpret_cast<const float2*>(from)[t_.lane];
-      c[0] = v.x;
-      c[1] = v.y;
+      c[0] = v.x * (1 / input_scale_);
+      c[1] = v.y * (1 / input_scale_);
     } else {
       float4 v = reinterpret_cast<const float4*>(from)[t_.lane];
       c[0] = v.x;
@@ -310,8 +313,8 @@ class DecodeMatvec {
     }
   }
 
-  // The first output of this warp in a flush. A flush of one sequence and bf16 is the work of one
-  // warp: they take turns, except where a thread keeps the residual stream of its rows.
+  // The first output of this warp in a flush. A flush of one sequence and 16 bits is the work of
+  // one warp: they take turns, except where a thread keeps the residual stream of its rows.
   static constexpr bool kTakesTurns = C::kSingle && kTileRows == 8;
   __device__ int first_output(int first, int round) const {
     int warp = t_.warp;
@@ -404,7 +407,8 @@ class DecodeMatvec {
   const DecodeInstruction& in_;
   MatvecWork work_;
   MatvecShared<C>& sums_;
-  float scale_[kRounds], bias_[kRounds], norm_ = 1, input_scale_ = 1;
+  float scale_[kRounds], bias_[kRounds], norm_ = 1;
+  float input_scale_ = 1;  // of the sums, where the input is scaled
 };
 
 }  // namespace tokamak::cuda

@@ -70,7 +70,7 @@ void pack_scales(const SourceRow* rows, size_t s, size_t element, uint8_t* scale
 
 size_t packed_bytes(DecodeWeight type, int rows, int width) {
   const int parts = decode_parts(type, width);
-  if (type == DecodeWeight::kBf16 || parts == 0)
+  if (decode_16_bits(type) || parts == 0)
     fail(ErrorCode::kUnsupported, "weights of width {} cannot be packed for the decode kernel",
          width);
   return static_cast<size_t>(packed_tiles(rows)) * static_cast<size_t>(parts) * kDecodeWarps *

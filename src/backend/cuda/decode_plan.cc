@@ -243,6 +243,8 @@ DecodeWeight product_type(const WeightEntry& entry) {
   switch (entry.dtype) {
     case DType::kBF16:
       return DecodeWeight::kBf16;
+    case DType::kF16:
+      return DecodeWeight::kF16;
     case DType::kQ8_0:
       return DecodeWeight::kQ8;
     case DType::kQ4_0:

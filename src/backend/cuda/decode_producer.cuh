@@ -43,7 +43,7 @@ class DecodeProducer {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
     MatvecWork work(in, block, blocks, consumer());
     const auto bytes = static_cast<uint32_t>(decode_chunk_bytes(in.type, work.width));
-    const bool rows = in.type == DecodeWeight::kBf16, parts_outside = work.part_major<C>(in);
+    const bool rows = decode_16_bits(in.type), parts_outside = work.part_major<C>(in);
     // Gate and up in matrices of their own: every second consumer reads the other one.
     const bool split = rows && in.values;
     // Distances in bytes from chunk to chunk, part to part and tile to tile.
@@ -60,14 +60,16 @@ class DecodeProducer {
     const int64_t outer_step = parts_outside ? part : next_tile;
     // Rows of the last tile may be missing; packed weights have them all.
     const int row = block * C::kWarps + consumer();
+    const uint64_t policy = read_once_policy();
     int done = 0;
     const char* from = start;
 #pragma unroll 1
     for (int left = work.tiles * work.parts, outer = 0; left > 0; --left) {
       const int turn = parts_outside ? done : outer;
       bool has = serves_ && (!rows || row + turn * blocks * C::kWarps < in.rows);
-      if (!ring_.tile(has, bytes,
-                      [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
+      if (!ring_.tile(has, bytes, [&](uint32_t to, uint32_t barrier) {
+            bulk_copy_once(to, from, bytes, barrier, policy);
+          }))
         return false;
       from += inner_step;
       if (++done < inner) continue;

@@ -45,12 +45,13 @@ enum class DecodeOp : uint32_t {
   kCombine,  // partial results of all blocks -> attention output
 };
 
-// Weights of one kMatvec. All but bf16 are packed by decode_pack.h.
+// Weights of one kMatvec. All but those of 16 bits are packed by decode_pack.h.
 enum class DecodeWeight : uint16_t {
   kBf16,  // [rows, width], as stored
   kFp8,   // E4M3 with one float per row
   kQ8,    // Q8_0: blocks of 32 with a half as scale
   kQ4,    // Q4_0: likewise
+  kF16,   // like kBf16
 };
 
 // How a kMatvec reads its input and what it does with its sums.
@@ -66,28 +67,32 @@ struct DecodeInstruction {
   DecodeOp op;
   uint32_t flags;
   DecodeWeight type;
-  uint16_t parts;         // kMatvec: equal parts of the width, see decode_parts()
-  const void* weights;    // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
-  const void* values;     // kMatvec: float [rows] of kFp8; kBf16 and kGated: the rows of up, where
-                          // `weights` has those of gate alone. kAttend: values, like the keys
-  const void* gains;      // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
-  const void* gains_k;    // kAttend: bf16 [d] of the keys, or null
-  const void* bias;       // kMatvec: bf16 [rows], or null
+  uint16_t parts;       // kMatvec: equal parts of the width, see decode_parts()
+  const void* weights;  // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
+  const void* values;   // kMatvec: float [rows] of kFp8; 16 bits and kGated: the rows of up, where
+                        // `weights` has those of gate alone. kAttend: values, like the keys
+  const void* gains;    // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
+  const void* gains_k;  // kAttend: bf16 [d] of the keys, or null
+  const void* bias;     // kMatvec: bf16 [rows], or null
   const uint16_t* input;  // [b, width]
   uint16_t* output;       // [b, rows]
   int32_t width, rows;
   int32_t tag_in, tag_out;  // relative to DecodeLaunch::tag_base; the phase is the lowest bit
 };
 
+TK_HOST_DEVICE constexpr bool decode_16_bits(DecodeWeight type) {
+  return type == DecodeWeight::kBf16 || type == DecodeWeight::kF16;
+}
 // Rows of a tile: what a block works on at a time.
 TK_HOST_DEVICE constexpr int decode_tile_rows(DecodeWeight type) {
-  return type == DecodeWeight::kBf16 ? 8 : 16;
+  return decode_16_bits(type) ? 8 : 16;
 }
-// Bytes of one consumer's chunk: bf16: one row of a part; else 16 rows of an eighth of a part.
+// Bytes of one consumer's chunk: 16 bits: one row of a part; else 16 rows of an eighth of a part.
 TK_HOST_DEVICE constexpr int decode_chunk_bytes(DecodeWeight type, int part_width) {
   int segments = part_width / 256;  // of 32 elements
   switch (type) {
     case DecodeWeight::kBf16:
+    case DecodeWeight::kF16:
       return part_width * 2;
     case DecodeWeight::kFp8:
       return segments * 512;
@@ -104,7 +109,7 @@ TK_HOST_DEVICE constexpr int decode_chunk_room(DecodeWeight type) {
 // The fewest equal parts of a width whose chunks fit in the ring; 0 where there are none. The eight
 // consumers divide the segments of a part among them; those of packed weights get equal shares.
 TK_HOST_DEVICE constexpr int decode_parts(DecodeWeight type, int width) {
-  const int unit = type == DecodeWeight::kBf16 ? 32 : type == DecodeWeight::kQ4 ? 512 : 256;
+  const int unit = decode_16_bits(type) ? 32 : type == DecodeWeight::kQ4 ? 512 : 256;
   for (int parts = 1; parts <= width / unit; ++parts)
     if (width % (parts * unit) == 0 &&
         decode_chunk_bytes(type, width / parts) <= decode_chunk_room(type))

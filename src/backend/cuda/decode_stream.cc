@@ -40,12 +40,12 @@ int DecodeVariant::in_flight(const DecoderShape& shape) const {
   if (type == DecodeWeight::kQ4) return 4;
   if (batch > 1) return 6;
   const bool small = shape.hidden <= 2048;
-  if (type == DecodeWeight::kBf16) return small ? 6 : 8;
+  if (decode_16_bits(type)) return small ? 6 : 8;
   return small ? 4 : 6;
 }
 
 std::string DecodeVariant::name() const {
-  constexpr const char* kTypes[] = {"bf16", "fp8", "q8", "q4"};
+  constexpr const char* kTypes[] = {"bf16", "fp8", "q8", "q4", "f16"};
   return fmt::format("decode_{}_{}_{}_{}_{}_{}", batch > 1 ? "batch" : "one",
                      kTypes[static_cast<int>(type)], head_dim, group, slots, producers);
 }
@@ -125,7 +125,7 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
     require(
         l.qkv.type == type && l.out.type == type && l.gate_up.type == type && l.down.type == type,
         "layers of one weight type");
-    const bool packed = type != DecodeWeight::kBf16;
+    const bool packed = !decode_16_bits(type);
     require(tiles(l.out, s.hidden) <= (packed && max_batch > 1 ? 8 : 16), "a smaller hidden size");
   }
   require(fits(w.head, s.vocab, s.hidden), widths);

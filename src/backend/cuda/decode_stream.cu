@@ -203,6 +203,7 @@ __device__ __forceinline__ void decode_step(const DecodeLaunch& launch) {
 // Slots of 16-bit and 8-bit weights, of Q8_0 and Q4_0, and of several sequences.
 #define TK_DECODE_STREAM(head, group, slots, block_slots, batch_slots) \
   TK_DECODE_TYPE(bf16, kBf16, head, group, slots, batch_slots)         \
+  TK_DECODE_TYPE(f16, kF16, head, group, slots, batch_slots)           \
   TK_DECODE_TYPE(fp8, kFp8, head, group, slots, batch_slots)           \
   TK_DECODE_TYPE(q8, kQ8, head, group, block_slots, batch_slots)       \
   TK_DECODE_TYPE(q4, kQ4, head, group, block_slots, batch_slots)

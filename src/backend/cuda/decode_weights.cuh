@@ -17,18 +17,20 @@ __device__ __forceinline__ uint32_t fp8_high(uint32_t v) {
 constexpr uint32_t kFp8InputShift = 63u << 7 | 63u << 23;
 constexpr float kFp8InputScale = 0x1p63f, kFp8OutputScale = 0x1p57f;
 
-// acc + sum over a segment; kBf16: rows are the sequences, columns the rows of weights.
-__device__ __forceinline__ void add_bf16(float (&acc)[4], uint4 w, uint4 x) {
-  mma_low_rows(acc, x.x, x.y, w.x, w.y);
-  mma_low_rows(acc, x.z, x.w, w.z, w.w);
+// acc + sum over a segment; 16 bits: rows are the sequences, columns the rows of weights.
+template <bool kHalf>
+__device__ __forceinline__ void add_16_bits(float (&acc)[4], uint4 w, uint4 x) {
+  mma_low_rows<kHalf>(acc, x.x, x.y, w.x, w.y);
+  mma_low_rows<kHalf>(acc, x.z, x.w, w.z, w.w);
 }
 // One sequence: half of the 16 rows would be empty, so rows 8 to 15 take the second half of the
 // input's words and what they give for the first half of the weights is not used. x: words in the
 // order of put_staged(); the sums are columns of rows 0 to 7 of `first` and of 8 to 15 of `second`.
-__device__ __forceinline__ void add_bf16_single(float (&first)[4], float (&second)[4], uint4 w,
-                                                uint4 x) {
-  mma(first, x.x, x.y, x.z, x.w, w.x, w.y);
-  mma(second, x.x, x.y, x.z, x.w, w.z, w.w);
+template <bool kHalf>
+__device__ __forceinline__ void add_16_bits_single(float (&first)[4], float (&second)[4], uint4 w,
+                                                   uint4 x) {
+  mma<kHalf>(first, x.x, x.y, x.z, x.w, w.x, w.y);
+  mma<kHalf>(second, x.x, x.y, x.z, x.w, w.z, w.w);
 }
 // The other types: rows are the rows of weights, columns the sequences.
 __device__ __forceinline__ void add_fp8(float (&acc)[4], uint4 w, uint4 x) {
@@ -90,10 +92,10 @@ struct LaneWeights {
   static constexpr int kMostSegments = kType == DecodeWeight::kQ4 ? 16 : 8;  // of a chunk
   const uint4* data;
   const uint32_t* scales;
-  // chunk: the first of all consumers for kBf16, else this one's.
+  // chunk: the first of all consumers for 16 bits, else this one's.
   __device__ LaneWeights(const unsigned char* chunk, const MatvecWork& work) {
     const int lane = threadIdx.x % 32;
-    if constexpr (kType == DecodeWeight::kBf16) {
+    if constexpr (decode_16_bits(kType)) {
       data = reinterpret_cast<const uint4*>(chunk + (lane / 4) * C::kChunk) + work.first * 4 +
              lane % 4;
     } else {
@@ -102,11 +104,11 @@ struct LaneWeights {
       scales = reinterpret_cast<const uint32_t*>(chunk + work.segments * kSegment) + lane / 4;
     }
   }
-  // With one sequence and bf16, lanes of odd rows take a pair of segments in the other order:
+  // With one sequence and 16 bits, lanes of odd rows take a pair of segments in the other order:
   // rows are a multiple of 128 bytes apart, and shared memory would give them one after the other.
   // Each row of the tensor cores' other operand then has its own order, too; see put_sums().
   __device__ static __forceinline__ int swap(bool both) {
-    return C::kSingle && kType == DecodeWeight::kBf16 && both ? threadIdx.x / 4 % 2 : 0;
+    return C::kSingle && decode_16_bits(kType) && both ? threadIdx.x / 4 % 2 : 0;
   }
   // Segments s and s + 1; s is even. input(i) is what the i-th that is taken is multiplied with,
   // scale(i) its scale.
@@ -131,7 +133,8 @@ struct LaneWeights {
 
  private:
   __device__ __forceinline__ void add_one(float (&acc)[4], int s, uint4 x, float2 scale) const {
-    if constexpr (kType == DecodeWeight::kBf16) add_bf16(acc, data[s * 4], x);
+    if constexpr (decode_16_bits(kType))
+      add_16_bits<kType == DecodeWeight::kF16>(acc, data[s * 4], x);
     if constexpr (kType == DecodeWeight::kFp8 && C::kSingle) add_fp8_half(acc, data[s * 32], x);
     if constexpr (kType == DecodeWeight::kFp8 && !C::kSingle) add_fp8(acc, data[s * 32], x);
     if constexpr (kType == DecodeWeight::kQ8) {

@@ -55,6 +55,21 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+// The same for what is read once: it leaves the L2 cache first, so that what is read again stays.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void bulk_copy_once(uint32_t to, const void* from, uint32_t bytes,
+                                               uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0],[%1],%2,[%3],%4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // --- values between instructions (decode_program.h)
 
 constexpr uint32_t kPhaseBits = 0x20002000u;  // of two values in a word

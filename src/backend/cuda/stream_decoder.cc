@@ -42,7 +42,8 @@ uint64_t StreamDecoder::bytes_for(const PlanSet& plans) {
     for (const WeightEntry& w : plans.weights) {
       if (w.dims.size() != 2) continue;
       const auto size = static_cast<uint64_t>(weight_bytes(w));
-      bytes += w.dtype != DType::kBF16 ? size : kind == LaunchKind::kStreamFp8 ? size / 2 : 0;
+      const bool as_stored = w.dtype == DType::kBF16 || w.dtype == DType::kF16;
+      bytes += !as_stored ? size : kind == LaunchKind::kStreamFp8 ? size / 2 : 0;
     }
   }
   return bytes;
@@ -77,7 +78,7 @@ void StreamDecoder::load() {
     layer.qkv_bias = vectors({l.q_bias, l.k_bias, l.v_bias}, {q, kv, kv});
     layer.qkv = matrix(decoder_.type, {l.q, l.k, l.v}, false);
     layer.out = matrix(decoder_.type, {l.out}, false);
-    if (decoder_.type == DecodeWeight::kBf16) {
+    if (decode_16_bits(decoder_.type)) {
       layer.gate_up = matrix(decoder_.type, {l.gate}, false);
       layer.up = weights.address(l.up);
     } else {
@@ -127,11 +128,12 @@ DeviceAddress StreamDecoder::vectors(const std::vector<uint32_t>& parts,
   return vectors_.address() + at;
 }
 
-// bf16 rows of several weights, one after the other; they stay where they are if that is so
+// Rows of 16 bits of several weights, one after the other; they stay where they are if that is so
 // already.
-DecodeMatrix StreamDecoder::joined(const std::vector<uint32_t>& parts, size_t bytes) {
+DecodeMatrix StreamDecoder::joined(DecodeWeight type, const std::vector<uint32_t>& parts,
+                                   size_t bytes) {
   DecodeMatrix out;
-  out.type = DecodeWeight::kBf16;
+  out.type = type;
   out.data = model_.weights.address(parts[0]);
   if (model_.weights.together(parts)) return out;
   out.data = packed_.emplace_back(bytes).address();
@@ -160,7 +162,7 @@ DecodeMatrix StreamDecoder::matrix(DecodeWeight type, const std::vector<uint32_t
     bytes += static_cast<size_t>(weight_bytes(entry));
     rows += entry.dims[0];
   }
-  if (type == DecodeWeight::kBf16) return joined(parts, bytes);
+  if (decode_16_bits(type)) return joined(type, parts, bytes);
   DecodeMatrix out;
   out.type = type;
   const int width = static_cast<int>(args.width);

@@ -21,13 +21,14 @@ struct HostWeights {
 
   float at(int row, int e) const {
     const auto* bytes = static_cast<const uint8_t*>(in.weights);
-    if (in.type == DecodeWeight::kBf16) {
+    if (decode_16_bits(in.type)) {
       const auto* matrix = static_cast<const uint16_t*>(in.weights);
       if (in.values) {
         matrix = static_cast<const uint16_t*>(row % 2 ? in.values : in.weights);
         row /= 2;
       }
-      return bf16_to_f32(matrix[static_cast<int64_t>(row) * in.width + e]);
+      const uint16_t bits = matrix[static_cast<int64_t>(row) * in.width + e];
+      return in.type == DecodeWeight::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
     const bool four = in.type == DecodeWeight::kQ4, fp8 = in.type == DecodeWeight::kFp8;
     const int segments = in.width / in.parts / 256;
@@ -127,7 +128,7 @@ class DecodeHost {
       norm = inverse_norm(x);
       for (size_t i = 0; i < x.size(); ++i) {
         x[i] *= gain(in.gains, i);
-        if (in.type == DecodeWeight::kBf16) x[i] = rounded(x[i]);
+        if (decode_16_bits(in.type)) x[i] = rounded(x[i]);
       }
     }
     HostWeights weights{in};
