@@ -9,12 +9,13 @@
 namespace tokamak::cuda {
 
 // y[rows, n] = x[rows, k] * w[n, k]^T. gated: w has n rows more, and y = silu(x * w^T) * (x * of
-// those rows). x and w are bf16.
+// those rows). x is bf16, and w is rounded to it if it is not.
 struct FewRowsProduct {
   DeviceAddress x = 0, w = 0, y = 0;
   int64_t rows = 0, n = 0, k = 0;
   bool gated = false;
-  bool f32 = false;  // type of y; else bf16
+  bool f32 = false;           // type of y; else bf16
+  DType type = DType::kBF16;  // of w: one of kFewRowsTypes
 };
 
 constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
@@ -29,11 +30,12 @@ bool few_rows_takes(const FewRowsProduct& p, int blocks);
 bool few_rows_splits(const FewRowsProduct& p, int blocks);
 
 struct FewRowsLaunch {
-  std::string kernel;  // of few_rows.cu; its threads are kFewRowsThreads
-  int blocks, shared_bytes;
+  std::string kernel;  // of few_rows.cu
+  int blocks, threads, shared_bytes;
   FewRowsArgs args;
 };
-// split: the sums are left to the reader (args.sums).
+// split: the sums are left to the reader (args.sums). in_flight: parts of 32 KB of the matrix that
+// a block asks for at a time.
 FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
                               int in_flight = 2);
 

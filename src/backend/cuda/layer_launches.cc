@@ -239,7 +239,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;
-  list.add_overlapped("few_rows", l.kernel, {l.blocks}, kFewRowsThreads, l.args, l.shared_bytes);
+  list.add_overlapped("few_rows", l.kernel, {l.blocks}, l.threads, l.args, l.shared_bytes);
   return true;
 }
 
