@@ -404,7 +404,7 @@ class FewRowsConsumer {
         const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
         const int of_values = j * 8 + lane_ % 4 * 2 + odd, at = row + eight * 8;
         if (of_values < a_.rows && at < a_.n)
-          put(static_cast<int64_t>(of_values) * a_.n + at, odd ? other : a, odd ? b : other);
+          put(of_values * a_.pitch + at, odd ? other : a, odd ? b : other);
       }
   }
 

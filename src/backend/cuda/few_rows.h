@@ -70,6 +70,7 @@ struct FewRowsArgs {
   TensorMap w, x;    // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
   void* y;           // [rows, n], bf16 or f32, where there are no planes
+  int64_t pitch;     // elements from row to row of y
   float* parts;      // [blocks, kFewRowsTile, most rows]: what is left for others to add
   uint32_t* ready;   // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;

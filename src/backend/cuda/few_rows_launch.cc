@@ -37,20 +37,22 @@ TensorMap boxes_of_weights(const FewRowsProduct& p, const FewRowsType& type) {
 
 }  // namespace
 
-bool few_rows_takes(const FewRowsProduct& p, int blocks) {
-  const FewRowsType* type = few_rows_type(p.type);
+bool few_rows_reads(DType weights, int64_t k) {
+  const FewRowsType* type = few_rows_type(weights);
   // Copies begin at rows, which have to be multiples of 16 bytes.
-  if (!type || p.k % (type->blocks() ? type->columns : 8) != 0 ||
-      dtype_bytes(p.type, p.k) % 16 != 0)
-    return false;
+  return type && k % (type->blocks() ? type->columns : 8) == 0 && k >= kFewRowsWidth &&
+         k <= int64_t{1} << 20 && dtype_bytes(weights, k) % 16 == 0;
+}
+
+bool few_rows_takes(const FewRowsProduct& p, int blocks) {
   return blocks > 0 && blocks <= kFewRowsBlocks && p.rows >= 1 && p.rows <= kMostFewRows &&
-         p.k >= kFewRowsWidth && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
-         p.k <= int64_t{1} << 20 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
+         few_rows_reads(p.type, p.k) && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
+         p.pitch % 2 == 0 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
 }
 
 bool few_rows_splits(const FewRowsProduct& p, int blocks) {
   // Then the sums of a tile are of at most blocks / tiles + 2 blocks: kFewRowsMemory.
-  return !p.gated && p.n <= int64_t{blocks} * kFewRowsTile;
+  return !p.gated && p.pitch == 0 && p.n <= int64_t{blocks} * kFewRowsTile;
 }
 
 FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
@@ -72,6 +74,7 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   a.w = boxes_of_weights(p, type);
   a.x = boxes_of(p.x, p.rows, p.k, most);
   a.y = reinterpret_cast<void*>(p.y);
+  a.pitch = p.pitch == 0 ? p.n : p.pitch;
   a.parts = reinterpret_cast<float*>(memory);
   a.ready = reinterpret_cast<uint32_t*>(memory + 4 * kFewRowsParts);
   a.rows = static_cast<int32_t>(p.rows);

@@ -16,6 +16,7 @@ struct FewRowsProduct {
   bool gated = false;
   bool f32 = false;           // type of y; else bf16
   DType type = DType::kBF16;  // of w: one of kFewRowsTypes
+  int64_t pitch = 0;          // elements from row to row of y; 0: n
 };
 
 constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
@@ -25,6 +26,7 @@ constexpr size_t kFewRowsParts =
     size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
 constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
 
+bool few_rows_reads(DType weights, int64_t k);
 bool few_rows_takes(const FewRowsProduct& p, int blocks);
 // Whether the sums may be left to the reader: there are few enough.
 bool few_rows_splits(const FewRowsProduct& p, int blocks);
