@@ -380,7 +380,8 @@ TEST_P(CudaExpandedWeights, StepsOfFewRows) {
   greedy.temperature = 0;
   cuda.edit = [&](StepInputs& step) { sample_all(step, greedy); };
   int sequence = 0;
-  for (size_t rows : {1, 2, 5, 16, 23, 32, 41, 64}) {
+  using Rows = std::vector<size_t>;
+  for (size_t rows : on_gpu() ? Rows{1, 2, 5, 16, 23, 32, 41, 64} : Rows{2, 20}) {
     std::vector<int32_t> prompt;
     for (size_t i = 0; i < rows; ++i) prompt.push_back(static_cast<int32_t>((i * 37 + rows) % 251));
     std::vector<float> got;

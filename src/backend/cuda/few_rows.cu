@@ -262,11 +262,10 @@ class FewRowsConsumer {
       const unsigned char* row = stage + ((eight ? upper_ : lower_) + lane_ / 4) * C::kOfType.pitch;
 #pragma unroll
       for (int segment = 0; segment < 2; ++segment) {
-        float v[8];
-        lane_of_blocks<C::kType>(row, box * 2 + segment, lane_ % 4 * 2, v);
+        LanePairs pairs;
+        lane_of_blocks<C::kType>(row, box * 2 + segment, lane_ % 4 * 2, pairs);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          to[segment * 8 + j / 2 * 4 + j % 2 * 2 + eight] = pack2(v[2 * j], v[2 * j + 1]);
+        for (int j = 0; j < 4; ++j) to[segment * 8 + j / 2 * 4 + j % 2 * 2 + eight] = pairs[j];
       }
     }
   }
