@@ -31,7 +31,7 @@ if [ "$what" = cuda ]; then
   sources="$(ls tests/cuda/*.cc) src/backend/cuda/cache_map.cc src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
     src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc src/backend/common/mirostat.cc src/backend/common/rejection.cc
-    src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
+    src/ops/sampling_rows.cc src/tensor/dtype.cc src/tensor/group_formats.cc $(ls src/tensor/block_formats*.cc | grep -v _test) src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Iinclude -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"

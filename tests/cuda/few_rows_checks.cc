@@ -5,6 +5,7 @@
 #include "backend/cuda/few_rows_launch.h"
 #include "backend/cuda/ops/args.h"
 #include "decode_bench.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -26,7 +27,7 @@ class FewRowsRunner {
     FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, in_flight);
     LaunchAttribute overlap;
     LaunchConfig config{{static_cast<unsigned>(l.blocks), 1, 1},
-                        {kFewRowsThreads, 1, 1},
+                        {static_cast<unsigned>(l.threads), 1, 1},
                         static_cast<unsigned>(l.shared_bytes),
                         stream.get(),
                         &overlap,
@@ -68,25 +69,57 @@ class FewRowsRunner {
 struct Matrices {
   FewRowsProduct p;
   Buffer x, w, y;
-  Matrices(const Filler& filler, int64_t rows, int64_t n, int64_t k, bool gated, bool f32) {
-    auto bytes = [](int64_t a, int64_t b, int64_t each) {
-      return static_cast<size_t>(a * b * each);
-    };
-    x = Buffer(bytes(rows, k, 2));
-    w = Buffer(bytes(gated ? 2 * n : n, k, 2));
-    y = Buffer(bytes(rows, n, f32 ? 4 : 2));
-    filler.bf16(x.address(), bytes(rows, k, 1), kInputs);
-    filler.bf16(w.address(), bytes(gated ? 2 * n : n, k, 1), kWeights);
+  std::vector<uint8_t> bytes;  // of w, where it is not bf16
+  struct Options {
+    bool gated = false, f32 = false;
+    DType type = DType::kBF16;
+    bool timing = false;  // blocks are random bits
+  };
+  Matrices(const Filler& filler, int64_t rows, int64_t n, int64_t k, const Options& o) {
+    const int64_t w_rows = o.gated ? 2 * n : n;
+    x = Buffer(static_cast<size_t>(rows * k * 2));
+    w = Buffer(static_cast<size_t>(w_rows) * dtype_bytes(o.type, k));
+    y = Buffer(static_cast<size_t>(rows * n * (o.f32 ? 4 : 2)));
+    filler.bf16(x.address(), x.bytes() / 2, kInputs);
+    if (o.type == DType::kBF16 || o.timing)
+      filler.bf16(w.address(), w.bytes() / 2, kWeights);
+    else
+      encode(o.type, w_rows, k);
     check(driver().stream_wait(nullptr), "filling matrices");
-    p = {x.address(), w.address(), y.address(), rows, n, k, gated, f32};
+    p = {x.address(), w.address(), y.address(), rows, n, k, o.gated, o.f32, o.type};
   }
   double weight_bytes() const { return static_cast<double>(w.bytes()); }
+  // A row of the matrix as the products read it: rounded to bf16.
+  std::vector<double> row(int64_t r) const {
+    std::vector<double> out(static_cast<size_t>(p.k));
+    std::vector<float> decoded(out.size());
+    if (p.type != DType::kBF16)
+      decode_row(p.type, bytes.data() + static_cast<size_t>(r) * dtype_bytes(p.type, p.k),
+                 decoded.data(), p.k);
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = p.type == DType::kBF16 ? random_bf16(kWeights, r * p.k + static_cast<int64_t>(i))
+                                      : static_cast<double>(from_bf16(to_bf16(decoded[i])));
+    return out;
+  }
+
+ private:
+  void encode(DType type, int64_t rows, int64_t k) {
+    const size_t row_bytes = dtype_bytes(type, k);
+    bytes.resize(static_cast<size_t>(rows) * row_bytes);
+    on_all_cores(static_cast<int>(rows), [&](int r) {
+      std::vector<float> values(static_cast<size_t>(k));
+      for (size_t i = 0; i < values.size(); ++i)
+        values[i] = random_value(kWeights, static_cast<uint64_t>(r * k) + i);
+      encode_row(type, values.data(), bytes.data() + static_cast<size_t>(r) * row_bytes, k);
+    });
+    w.write(bytes.data(), bytes.size());
+  }
 };
 
-double dot(const FewRowsProduct& p, int64_t m, int64_t row) {
+double dot(const FewRowsProduct& p, int64_t m, const std::vector<double>& row) {
   double sum = 0;
   for (int64_t i = 0; i < p.k; ++i)
-    sum += random_bf16(kInputs, m * p.k + i) * random_bf16(kWeights, row * p.k + i);
+    sum += random_bf16(kInputs, m * p.k + i) * row[static_cast<size_t>(i)];
   return sum;
 }
 
@@ -98,9 +131,10 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, 
   const std::vector<float> got = runner.result(p, t.y, sums);
   double difference = 0, power = 0;
   for (int64_t j = 0; j < p.n; j += 1 + p.n / 48 / 2 * 2) {  // odd and even
+    const std::vector<double> w = t.row(j), up = p.gated ? t.row(p.n + j) : w;
     for (int64_t m = 0; m < p.rows; m += 1 + p.rows / 16) {
-      double expected = dot(p, m, j);
-      if (p.gated) expected = expected / (1 + std::exp(-expected)) * dot(p, m, p.n + j);
+      double expected = dot(p, m, w);
+      if (p.gated) expected = expected / (1 + std::exp(-expected)) * dot(p, m, up);
       const double error = static_cast<double>(got[static_cast<size_t>(m * p.n + j)]) - expected;
       difference += error * error;
       power += expected * expected;
@@ -110,11 +144,11 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, 
   c.stream.wait();
   const bool same = runner.result(p, t.y, sums) == got;
   const double most = p.f32 || sums.planes ? 1e-9 : 2e-5;
-  c.report.expect(
-      difference / power < most && same,
-      fmt::format("{} x {} x {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
-                  p.gated ? ", gated" : "", p.f32 ? ", f32" : "", sums.planes ? ", split" : "",
-                  in_flight, difference / power, same ? "" : ", other bits in another run"));
+  c.report.expect(difference / power < most && same,
+                  fmt::format("{} x {} x {} {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n,
+                              p.k, dtype_name(p.type), p.gated ? ", gated" : "",
+                              p.f32 ? ", f32" : "", sums.planes ? ", split" : "", in_flight,
+                              difference / power, same ? "" : ", other bits in another run"));
 }
 
 // Milliseconds of what `launch` launches, in one graph.
@@ -130,24 +164,34 @@ double time_graph(const Stream& stream, const std::function<void()>& launch) {
   return ms;
 }
 
+struct LayerSize {
+  const char* name;
+  int64_t hidden, qkv, heads, mlp;
+};
+constexpr LayerSize k8B{"8B", 4096, 6144, 4096, 14336}, k1_7B{"1.7B", 2048, 4096, 2048, 6144};
+
 // The products of some layers in one graph, as a step has them.
-void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t hidden,
-                 int64_t qkv, int64_t heads, int64_t mlp, int64_t rows, int in_flight) {
-  const int layers = hidden > 2048 ? 6 : 16;
+void time_layers(FewRowsContext& c, FewRowsRunner& runner, const LayerSize& s, int64_t rows,
+                 int in_flight, DType type = DType::kBF16) {
+  const int layers = s.hidden > 2048 ? 6 : 16;
+  const Matrices::Options plain{.type = type, .timing = true};
+  Matrices::Options gated = plain;
+  gated.gated = true;
   std::vector<Matrices> all;
   double bytes = 0;
   for (int l = 0; l < layers; ++l) {
-    all.emplace_back(c.filler, rows, qkv, hidden, false, false);
-    all.emplace_back(c.filler, rows, hidden, heads, false, false);
-    all.emplace_back(c.filler, rows, mlp, hidden, true, false);
-    all.emplace_back(c.filler, rows, hidden, mlp, false, false);
+    all.emplace_back(c.filler, rows, s.qkv, s.hidden, plain);
+    all.emplace_back(c.filler, rows, s.hidden, s.heads, plain);
+    all.emplace_back(c.filler, rows, s.mlp, s.hidden, gated);
+    all.emplace_back(c.filler, rows, s.hidden, s.mlp, plain);
   }
   for (const Matrices& m : all) bytes += m.weight_bytes();
   const double ms = time_graph(c.stream, [&] {
     for (const Matrices& m : all) runner.launch(c.stream, m.p, in_flight, true);
   });
-  c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
-                  bytes);
+  c.report.timing(
+      fmt::format("{} {} layers, {} rows, {} in flight", s.name, dtype_name(type), rows, in_flight),
+      ms, bytes);
 }
 
 // residual += delta, y = norm(residual), with memory of its own.
@@ -203,19 +247,37 @@ void check_few_rows(FewRowsContext& c, bool tiny) {
                         {64, 130, 64, false, false},
                         {41, 514, 1032, true, false}}) {
     if (tiny && s.n * s.k > 1100000) continue;
-    const Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
+    const Matrices t(c.filler, s.rows, s.n, s.k, {.gated = s.gated, .f32 = s.f32});
     check_product(c, runner, t, 2, false);
     if (!s.gated) check_product(c, runner, t, 3, true);
   }
+  for (const FewRowsType& type : kFewRowsTypes)
+    for (const Size& s : {Size{2, 130, 256, false, false},
+                          {13, 514, 2048, true, false},
+                          {16, 4096, 4096, false, false},
+                          {32, 1000, 2048, false, true},
+                          {30, 2048, 2048, true, false},
+                          {64, 2048, 6144, false, false},
+                          {47, 1030, 2048, true, false}}) {
+      if (type.type == DType::kBF16 || (tiny && s.n * s.k > 1100000)) continue;
+      const Matrices t(c.filler, s.rows, s.n, s.k,
+                       {.gated = s.gated, .f32 = s.f32, .type = type.type});
+      if (!few_rows_takes(t.p, c.device.multiprocessors())) continue;
+      check_product(c, runner, t, 2, false);
+      if (!s.gated) check_product(c, runner, t, 3, true);
+    }
 }
 
 void time_few_rows(FewRowsContext& c) {
   FewRowsRunner runner(c);
   for (int64_t rows : {16, 32, 64})
     for (int in_flight : {2, 3}) {
-      time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
-      time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
+      time_layers(c, runner, k8B, rows, in_flight);
+      time_layers(c, runner, k1_7B, rows, in_flight);
     }
+  for (DType type : {DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K})
+    for (int64_t rows : {16, 64})
+      for (int in_flight : {2, 3, 4}) time_layers(c, runner, k8B, rows, in_flight, type);
 }
 
 // Small parts of a layer in one graph. Each launch has other data, so that the cache is of no use.
@@ -229,9 +291,9 @@ void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
   std::vector<Matrices> products, gated;
   for (int i = 0; i < kProducts; ++i) {
     norms.emplace_back(c.filler, 2, 4096);
-    products.emplace_back(c.filler, 2, 6144, 4096, false, false);
+    products.emplace_back(c.filler, 2, 6144, 4096, Matrices::Options{});
     products.back().p.x = norms.back().y.address();
-    gated.emplace_back(c.filler, 8, 4096, 4096, true, false);
+    gated.emplace_back(c.filler, 8, 4096, 4096, Matrices::Options{.gated = true});
   }
   for (int i = 0; i < kNorms; ++i) wide.emplace_back(c.filler, 64, 8192);
   auto each = [&](const char* name, int count, double bytes, const std::function<void(size_t)>& f) {

@@ -374,8 +374,31 @@ TEST_P(CudaExpandedWeights, PromptsRunInFusedLayers) {
   EXPECT_EQ(emulated_launches("op_expand") - expanded, 7 * run);  // products of a layer
 }
 
+// Steps of few rows: on Hopper in fused layers, whose products read the weights as they are stored.
+TEST_P(CudaExpandedWeights, StepsOfFewRows) {
+  ModelRunner ref(path_, options("ref")), cuda(path_, options("cuda"));
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  cuda.edit = [&](StepInputs& step) { sample_all(step, greedy); };
+  int sequence = 0;
+  using Rows = std::vector<size_t>;
+  for (size_t rows : on_gpu() ? Rows{1, 2, 5, 16, 23, 32, 41, 64} : Rows{2, 20}) {
+    std::vector<int32_t> prompt;
+    for (size_t i = 0; i < rows; ++i) prompt.push_back(static_cast<int32_t>((i * 37 + rows) % 251));
+    std::vector<float> got;
+    std::vector<double> want;
+    for (const auto& row : cuda.all_logits(sequence, prompt, rows))
+      got.insert(got.end(), row.begin(), row.end());
+    for (const auto& row : ref.all_logits(sequence++, prompt, rows))
+      want.insert(want.end(), row.begin(), row.end());
+    std::printf("nmse %s, %zu rows: %.2e\n", GetParam(), rows, nmse(got, want));
+    EXPECT_LE(nmse(got, want), 5e-4) << rows << " rows";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
-                         testing::Values("llama_q8_0", "llama_q4_k", "llama_f16"),
+                         testing::Values("llama_q8_0", "llama_q4_0", "llama_q4_k", "llama_f16",
+                                         "llama_mixed"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Weights that are read as FP8: as far from the reference as FP8 is, and not farther.

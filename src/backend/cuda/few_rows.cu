@@ -1,26 +1,33 @@
 // Products of few rows (few_rows.h): weights stream through a ring of stages in shared memory, and
-// a group of four warps multiplies them on the tensor cores with the values as the narrow operand.
+// groups of four warps multiply them on the tensor cores with the values as the narrow operand.
+// Weights that are not bf16 become so in registers, just before they are multiplied.
 // Hopper only: tensor copies and products of warp groups.
 #include "backend/cuda/few_rows.h"
 
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/few_rows_blocks.cuh"
 #include "backend/cuda/few_rows_product.cuh"
 
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kMultipliers = 128;                         // threads
-constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of the weights
+constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of 16-bit weights
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
-template <int kRows_>  // of values
+template <DType kType_, int kRows_>  // of weights; of values
 struct FewRowsConfig {
-  static constexpr int kRows = kRows_, kBoxes = kFewRowsBoxes;
-  static constexpr int kStages = few_rows_stages(kRows);
-  static constexpr int kValueStages = few_rows_value_stages(kRows);
-  static constexpr int kWeightBytes = kBoxes * 2 * kBoxBytes;
-  static constexpr int kValueBytes = kBoxes * kRows * 128;
-  static_assert(kValueBytes % 1024 == 0);
+  static constexpr DType kType = kType_;
+  static constexpr int kRows = kRows_;
+  static constexpr FewRowsType kOfType = *few_rows_type(kType);
+  static constexpr FewRowsStages kAll = few_rows_stages(kOfType, kRows);
+  static constexpr bool kDecoded = kType != DType::kBF16, kBlocks = kOfType.blocks();
+  static constexpr int kBoxes = kOfType.columns / kFewRowsWidth;
+  static constexpr int kMultipliers = kOfType.multipliers;
+  // Products of 64 rows that a group of four warps has at a time.
+  static constexpr int kHalves = kFewRowsTile / 64 / (kMultipliers / 128);
+  static constexpr int kStages = kAll.weights, kValueStages = kAll.values;
+  static constexpr int kWeightBytes = kOfType.stage_bytes(), kValueBytes = kAll.value_bytes;
+  static_assert(kValueBytes % 1024 == 0 && kWeightBytes % 1024 == 0);
 };
 
 template <class C>
@@ -50,7 +57,7 @@ struct FewRowsShared {
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(weights_full(s), 1);
-      barrier_init(empty(s), kMultipliers / 32);
+      barrier_init(empty(s), C::kMultipliers / 32);
     }
     for (int s = 0; s < C::kValueStages; ++s) barrier_init(values_full(s), 1);
     asm volatile("fence.mbarrier_init.release.cluster;");
@@ -105,10 +112,15 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
+      if constexpr (C::kBlocks) {  // elements of two bytes
+        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * (C::kOfType.bytes / 2),
+                          row + half * a.second, full);
+      } else {
 #pragma unroll
-      for (int box = 0; box < C::kBoxes; ++box)
-        tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a.w,
-                          (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
+        for (int box = 0; box < C::kBoxes; ++box)
+          tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a.w,
+                            (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
+      }
   }
 }
 
@@ -136,12 +148,16 @@ __device__ void load_values(const FewRowsArgs& a, const FewRowsShared<C>& shared
   }
 }
 
-// The four warps together.
+// All warps that multiply. Of bf16 weights each has 16 rows of both halves of a tile. Of others it
+// has 16 rows: eight of the lower and eight of the upper half where those belong together.
 template <class C>
 class FewRowsConsumer {
  public:
   __device__ FewRowsConsumer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
-      : a_(a), shared_(shared), lane_(threadIdx.x % 32) {}
+      : a_(a), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {
+    lower_ = a.gated ? 8 * warp_ : 16 * warp_;
+    upper_ = a.gated ? kBoxRows + lower_ : lower_ + 8;
+  }
 
   __device__ void run() {
     const FewRowsShares& shares = a_.sums.shares;
@@ -171,35 +187,101 @@ class FewRowsConsumer {
  private:
   static constexpr int kSums = C::kRows / 2;  // of a thread and box
 
+  __device__ void pin_sums() {
+#pragma unroll
+    for (int half = 0; half < C::kHalves; ++half) pin(sums_[half]);
+  }
   __device__ void multiply(int count) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < C::kHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums_[half][i] = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
       wait_barrier(shared_.values_full(of_values_.stage), of_values_.phase);
-      pin(sums_[0]);
-      pin(sums_[1]);
-      products_begin();
-#pragma unroll
-      for (int box = 0; box < C::kBoxes; ++box) {
-        const uint64_t x = rows_of_box(shared_.values(of_values_.stage) + box * C::kRows * 128);
-        const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
-#pragma unroll
-        for (int k = 0; k < kFewRowsWidth / 16; ++k) {
-          wgmma<C::kRows>(sums_[0], w + k * 2, x + k * 2);
-          wgmma<C::kRows>(sums_[1], w + k * 2 + kBoxBytes / 16, x + k * 2);
-        }
-      }
-      products_commit();
+      if constexpr (C::kDecoded)
+        multiply_decoded();
+      else
+        multiply_shared();
       products_wait<0>();
-      pin(sums_[0]);
-      pin(sums_[1]);
+      pin_sums();
       if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
       place_.next();
       of_values_.next();
+    }
+  }
+  __device__ uint64_t values_of_box(int box) const {
+    return rows_of_box(shared_.values(of_values_.stage) + box * C::kRows * 128);
+  }
+  // A stage of weights as it is.
+  __device__ void multiply_shared() {
+    pin_sums();
+    products_begin();
+#pragma unroll
+    for (int box = 0; box < C::kBoxes; ++box) {
+      const uint64_t x = values_of_box(box);
+      const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
+#pragma unroll
+      for (int k = 0; k < kFewRowsWidth / 16; ++k)
+#pragma unroll
+        for (int half = 0; half < C::kHalves; ++half)
+          wgmma<C::kRows>(sums_[half], w + k * 2 + half * (kBoxBytes / 16), x + k * 2);
+    }
+    products_commit();
+  }
+
+  // 64 columns of a warp's rows as bf16: four operands of products, of four words each.
+  using Operands = uint32_t[16];
+  // A stage of weights by way of registers: 64 columns are decoded while those before are
+  // multiplied.
+  __device__ void multiply_decoded() {
+    Operands w[2];
+#pragma unroll
+    for (int box = 0; box < C::kBoxes; ++box) {
+      Operands& now = w[box % 2];
+      if constexpr (C::kBlocks)
+        decode_blocks(box, now);
+      else
+        round_halves(box, now);
+      const uint64_t x = values_of_box(box);
+      pin(now);
+      pin_sums();
+      products_begin();
+#pragma unroll
+      for (int k = 0; k < kFewRowsWidth / 16; ++k)
+        wgmma<C::kRows>(sums_[0], now + 4 * k, x + k * 2);
+      products_commit();
+      products_wait<1>();
+    }
+  }
+  __device__ void decode_blocks(int box, Operands& to) const {
+    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes;
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight) {
+      const unsigned char* row = stage + ((eight ? upper_ : lower_) + lane_ / 4) * C::kOfType.pitch;
+#pragma unroll
+      for (int segment = 0; segment < 2; ++segment) {
+        LanePairs pairs;
+        lane_of_blocks<C::kType>(row, box * 2 + segment, lane_ % 4 * 2, pairs);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[segment * 8 + j / 2 * 4 + j % 2 * 2 + eight] = pairs[j];
+      }
+    }
+  }
+  __device__ void round_halves(int box, Operands& to) const {
+    const int row = (lane_ / 8 % 2 ? upper_ : lower_) + lane_ % 8;  // that the lane names
+    const unsigned char* at = shared_.stages + place_.stage * C::kWeightBytes +
+                              (box * 2 + row / kBoxRows) * kBoxBytes + row % kBoxRows * 128;
+#pragma unroll
+    for (int k = 0; k < kFewRowsWidth / 16; ++k) {
+      uint32_t halves[4];
+      load_matrices(halves, at + ((k * 2 + lane_ / 16) ^ (lane_ % 8)) * 16);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 v = unpack2<true>(halves[j]);
+        to[4 * k + j] = pack2(v.x, v.y);
+      }
     }
   }
 
@@ -207,15 +289,15 @@ class FewRowsConsumer {
     return a_.parts + static_cast<int64_t>(block) * (kFewRowsTile * C::kRows) + threadIdx.x;
   }
   __device__ static void sync() {
-    asm volatile("barrier.cta.sync 1,%0;" ::"n"(kMultipliers) : "memory");
+    asm volatile("barrier.cta.sync 1,%0;" ::"n"(C::kMultipliers) : "memory");
   }
   __device__ void leave_part() {
     float* to = part(blockIdx.x);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < C::kHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kSums; ++i)
-        __stcg(to + (half * kSums + i) * kMultipliers, sums_[half][i]);
+        __stcg(to + (half * kSums + i) * C::kMultipliers, sums_[half][i]);
     __threadfence();
     sync();
     if (threadIdx.x == 0)
@@ -227,22 +309,22 @@ class FewRowsConsumer {
     const int first = static_cast<int>(blockIdx.x) + 1;
     bool came = true;
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
       came = came && wait_part(block);
     came = sync_all(came);
 #pragma unroll 1
     for (int block = first; block <= last; ++block) {
       const float* from = part(block);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+      for (int half = 0; half < C::kHalves; ++half)
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-          sums_[half][i] += __ldcg(from + (half * kSums + i) * kMultipliers);
+          sums_[half][i] += __ldcg(from + (half * kSums + i) * C::kMultipliers);
     }
     if (!came) sums_[0][0] = NAN;  // a timeout must not pass unseen
     sync();
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
       a_.ready[block] = 0;
   }
   // A barrier; whether x holds in all threads.
@@ -252,7 +334,7 @@ class FewRowsConsumer {
         "{\n.reg .pred p, q;\nsetp.ne.u32 p,%1,0;\n"
         "barrier.cta.red.and.pred q,1,%2,p;\nselp.u32 %0,1,0,q;\n}"
         : "=r"(all)
-        : "r"(static_cast<uint32_t>(x)), "n"(kMultipliers)
+        : "r"(static_cast<uint32_t>(x)), "n"(C::kMultipliers)
         : "memory");
     return all != 0;
   }
@@ -272,54 +354,66 @@ class FewRowsConsumer {
   }
 
   __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
+  // All rows of a tile.
+  template <class Put>
+  __device__ void write_tile(int tile, Put put) const {
+#pragma unroll
+    for (int half = 0; half < C::kHalves; ++half)
+      write_rows<2>(sums_[half], tile * kFewRowsTile + half * kBoxRows + warp_ * 16, put);
+  }
   __device__ void write_sums(int tile, float* to) const {
-    auto put = [&](int64_t at, float a, float b) {
+    write_tile(tile, [&](int64_t at, float a, float b) {
       *reinterpret_cast<float2*>(to + at) = make_float2(a, b);
-    };
-    write_box(sums_[0], tile * kFewRowsTile, put);
-    write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
+    });
   }
   __device__ void write(int tile) {
     if (a_.f32) return write_sums(tile, static_cast<float*>(a_.y));
     auto put = [&](int64_t at, float a, float b) {
       *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + at) = pack2(a, b);
     };
-    if (a_.gated) {
+    if (!a_.gated) return write_tile(tile, put);
+    if constexpr (C::kDecoded) {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        const float gate = rounded(sums_[0][i]);
-        sums_[0][i] = gate / (1.0f + expf(-gate)) * rounded(sums_[1][i]);
-      }
-      write_box(sums_[0], tile * kBoxRows, put);
+      for (int i = 0; i < kSums; i += 4)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) sums_[0][i + j] = gated(sums_[0][i + j], sums_[0][i + 2 + j]);
+      write_rows<1>(sums_[0], tile * kBoxRows + warp_ * 8, put);
     } else {
-      write_box(sums_[0], tile * kFewRowsTile, put);
-      write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums_[0][i] = gated(sums_[0][i], sums_[1][i]);
+      write_rows<2>(sums_[0], tile * kBoxRows + warp_ * 16, put);
     }
   }
-  // sums: rows 16 * warp + lane / 4 and that + 8 of the matrix; values' rows 8 * j + lane % 4 * 2
-  // and the next. Lanes of neighbouring rows exchange, so that each writes two neighbours.
-  template <class Put>
-  __device__ void write_box(const float (&sums)[kSums], int first, Put put) const {
+  __device__ static float gated(float gate, float value) {
+    gate = rounded(gate);
+    return gate / (1.0f + expf(-gate)) * rounded(value);
+  }
+  // sums: rows lane / 4 and that + 8 of the matrix, after `first`; values' rows 8 * j + lane % 4 *
+  // 2 and the next. Lanes of neighbouring rows exchange, so that each writes two neighbours.
+  // kEights: 1: only the first eight rows.
+  template <int kEights, class Put>
+  __device__ void write_rows(const float (&sums)[kSums], int first, Put put) const {
     const bool odd = lane_ / 4 % 2;
-    const int row = first + threadIdx.x / 32 * 16 + lane_ / 4 / 2 * 2;
+    const int row = first + lane_ / 4 / 2 * 2;
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j)
 #pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        const float a = sums[j * 4 + lower * 2], b = sums[j * 4 + lower * 2 + 1];
+      for (int eight = 0; eight < kEights; ++eight) {
+        const float a = sums[j * 4 + eight * 2], b = sums[j * 4 + eight * 2 + 1];
         const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
-        const int of_values = j * 8 + lane_ % 4 * 2 + odd, at = row + lower * 8;
+        const int of_values = j * 8 + lane_ % 4 * 2 + odd, at = row + eight * 8;
         if (of_values < a_.rows && at < a_.n)
-          put(static_cast<int64_t>(of_values) * a_.n + at, odd ? other : a, odd ? b : other);
+          put(of_values * a_.pitch + at, odd ? other : a, odd ? b : other);
       }
   }
 
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
-  int lane_;
+  int lane_, warp_;
+  int lower_, upper_;  // the first of the warp's rows and of those that are 8 further
   RingPlace<C::kStages> place_;
   RingPlace<C::kValueStages> of_values_;
-  float sums_[2][kSums];
+  float sums_[C::kHalves][kSums];
 };
 
 template <class C>
@@ -329,24 +423,38 @@ __device__ void few_rows(const FewRowsArgs& a) {
   allow_next();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  if (threadIdx.x < kMultipliers)
+  if (threadIdx.x < C::kMultipliers)
     FewRowsConsumer<C>(a, shared).run();
-  else if (threadIdx.x == kMultipliers)
+  else if (threadIdx.x == C::kMultipliers)
     load_weights(a, shared);
-  else if (threadIdx.x == kMultipliers + 32)
+  else if (threadIdx.x == C::kMultipliers + 32)
     load_values(a, shared);
 }
 
 }  // namespace
 }  // namespace tokamak::cuda
 
-// few_rows_<most rows>
-#define TK_FEW_ROWS(rows)                                                         \
-  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kFewRowsThreads, 1) \
-      few_rows_##rows(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {     \
-    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows>>(a);               \
+// few_rows_<type>_<most rows>
+#define TK_FEW_ROWS(name, type, rows)                                                          \
+  extern "C" __global__ void __launch_bounds__(                                                \
+      tokamak::cuda::few_rows_threads(*tokamak::cuda::few_rows_type(tokamak::DType::type)), 1) \
+      few_rows_##name##_##rows(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {         \
+    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<tokamak::DType::type, rows>>(a);      \
   }
+#define TK_FEW_ROWS_OF(name, type) \
+  TK_FEW_ROWS(name, type, 16)      \
+  TK_FEW_ROWS(name, type, 32)      \
+  TK_FEW_ROWS(name, type, 64)
 
-TK_FEW_ROWS(16)
-TK_FEW_ROWS(32)
-TK_FEW_ROWS(64)
+TK_FEW_ROWS_OF(bf16, kBF16)
+TK_FEW_ROWS_OF(f16, kF16)
+TK_FEW_ROWS_OF(q8_0, kQ8_0)
+TK_FEW_ROWS_OF(q4_0, kQ4_0)
+TK_FEW_ROWS_OF(q4_k, kQ4_K)
+TK_FEW_ROWS_OF(q6_k, kQ6_K)
+#ifndef TK_FEW_TYPES
+TK_FEW_ROWS_OF(q4_1, kQ4_1)
+TK_FEW_ROWS_OF(q5_0, kQ5_0)
+TK_FEW_ROWS_OF(q5_1, kQ5_1)
+TK_FEW_ROWS_OF(q5_k, kQ5_K)
+#endif

@@ -1,18 +1,45 @@
 #pragma once
-// Products of few rows of values with a large matrix of bf16 weights, as the decode steps of a
-// batch need them (few_rows.cu). The time is that of reading the weights, so a launch begins to
-// read them before the launches that compute the values are done.
+// Products of few rows of values with a large matrix of weights, as the decode steps of a batch
+// need them (few_rows.cu). The time is that of reading the weights, so a launch begins to read them
+// before the launches that compute the values are done.
 #include <cstdint>
 
 #include "backend/cuda/host_device.h"
 #include "backend/cuda/tensor_map.h"
+#include "tensor/dtype.h"
 
 namespace tokamak::cuda {
 
-constexpr int kFewRowsTile = 128;     // rows of the matrix that a block works on at a time
-constexpr int kFewRowsWidth = 64;     // values of a row in a box of a copy: 128 bytes
-constexpr int kFewRowsBoxes = 2;      // along the width, per stage
-constexpr int kFewRowsThreads = 192;  // four warps that multiply, two that copy
+constexpr int kFewRowsTile = 128;  // rows of the matrix that a block works on at a time
+constexpr int kFewRowsWidth = 64;  // 16-bit values of a row in a box of a copy: 128 bytes
+
+// How weights of a type come to shared memory. bf16 is multiplied there. Other types are made bf16
+// in registers: f16 from boxes like those of bf16, blocks from copies of their bytes.
+struct FewRowsType {
+  DType type;
+  int columns;      // of a step along the width
+  int bytes;        // of a row in a step
+  int pitch;        // bytes from row to row in shared memory, so that eight rows differ in banks
+  int multipliers;  // threads
+  TK_HOST_DEVICE constexpr bool blocks() const { return columns > 2 * kFewRowsWidth; }
+  TK_HOST_DEVICE constexpr int stage_bytes() const { return kFewRowsTile * pitch; }
+};
+constexpr FewRowsType kFewRowsTypes[] = {
+    {DType::kBF16, 128, 256, 256, 128}, {DType::kF16, 128, 256, 256, 256},
+    {DType::kQ8_0, 256, 272, 272, 256}, {DType::kQ4_0, 256, 144, 144, 256},
+    {DType::kQ4_1, 256, 160, 160, 256}, {DType::kQ5_0, 256, 176, 176, 256},
+    {DType::kQ5_1, 256, 192, 192, 256}, {DType::kQ4_K, 256, 144, 144, 256},
+    {DType::kQ5_K, 256, 176, 176, 256}, {DType::kQ6_K, 256, 210, 240, 256}};
+// Those that multiply, and two warps that copy.
+TK_HOST_DEVICE constexpr int few_rows_threads(const FewRowsType& type) {
+  return type.multipliers + 64;
+}
+// Null: few_rows.cu does not read this type.
+TK_HOST_DEVICE constexpr const FewRowsType* few_rows_type(DType type) {
+  for (const FewRowsType& t : kFewRowsTypes)
+    if (t.type == type) return &t;
+  return nullptr;
+}
 
 // The tiles of the matrix, each cut along its width into steps, are divided evenly among the
 // blocks, so a tile may be shared. Its sums then are those of several blocks, at most most_shares()
@@ -40,9 +67,10 @@ struct FewRowsSums {
 };
 
 struct FewRowsArgs {
-  TensorMap w, x;    // boxes of 64 rows of the matrix, and of all rows of values
+  TensorMap w, x;    // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
   void* y;           // [rows, n], bf16 or f32, where there are no planes
+  int64_t pitch;     // elements from row to row of y
   float* parts;      // [blocks, kFewRowsTile, most rows]: what is left for others to add
   uint32_t* ready;   // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;
@@ -54,13 +82,22 @@ struct FewRowsArgs {
 
 // Stages in shared memory. Weights are loaded before the values are known, so they get more room.
 // A few KB are left for the small kernels between the products, which run beside them.
-constexpr int few_rows_stages(int most_rows) { return most_rows <= 32 ? 6 : 5; }
-constexpr int few_rows_value_stages(int most_rows) { return most_rows <= 16 ? 6 : 3; }
+struct FewRowsStages {
+  int weights, values;
+  int value_bytes;  // of a stage
+};
+TK_HOST_DEVICE constexpr FewRowsStages few_rows_stages(const FewRowsType& type, int most_rows) {
+  const int value_bytes = most_rows * type.columns * 2;
+  if (!type.blocks()) return {most_rows <= 32 ? 6 : 5, most_rows <= 16 ? 6 : 3, value_bytes};
+  constexpr int kRoom = 216 * 1024, kMost = 10;
+  const int values = most_rows <= 16 ? 4 : most_rows <= 32 ? 3 : 2;
+  const int fit = (kRoom - values * value_bytes) / type.stage_bytes();
+  return {fit < kMost ? fit : kMost, values, value_bytes};
+}
 // They start at a multiple of 1024; barriers follow them.
-constexpr int few_rows_shared_bytes(int most_rows) {
-  constexpr int kBox = kFewRowsBoxes * kFewRowsWidth * 2;  // bytes of a row
-  return 1024 + few_rows_stages(most_rows) * (kFewRowsTile * kBox + 16) +
-         few_rows_value_stages(most_rows) * (most_rows * kBox + 8);
+constexpr int few_rows_shared_bytes(const FewRowsType& type, int most_rows) {
+  const FewRowsStages s = few_rows_stages(type, most_rows);
+  return 1024 + s.weights * (type.stage_bytes() + 16) + s.values * (s.value_bytes + 8);
 }
 
 }  // namespace tokamak::cuda

@@ -22,41 +22,60 @@ __device__ __forceinline__ void prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// clang-format off
+#define TK_SUMS_8(d) \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define TK_SUMS_16(d) TK_SUMS_8(d), \
+  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+#define TK_SUMS_32(d) TK_SUMS_16(d), \
+  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define TK_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define TK_NAMES_16 TK_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define TK_NAMES_32 TK_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+// clang-format on
+#define TK_WGMMA(rows, names, operands) \
+  "wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" names "}," operands ";"
+
 // sums[64 x kRows] += a[64 x 16] * b[kRows x 16]^T, bf16, both in shared memory.
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], uint64_t a, uint64_t b) {
   static_assert(kRows == 16 || kRows == 32 || kRows == 64);
   if constexpr (kRows == 16)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7},"
-        "%8,%9,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7])
-        : "l"(a), "l"(b));
+    asm volatile(TK_WGMMA("16", TK_NAMES_8, "%8,%9,1,1,1,0,0") : TK_SUMS_8(sums) : "l"(a), "l"(b));
   else if constexpr (kRows == 32)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},"
-        "%16,%17,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
-          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
-        : "l"(a), "l"(b));
-  else if constexpr (kRows == 64)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
-        "%32,%33,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
-          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
-          "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]),
-          "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]),
-          "+f"(sums[31])
-        : "l"(a), "l"(b));
+    asm volatile(TK_WGMMA("32", TK_NAMES_16, "%16,%17,1,1,1,0,0")
+                 : TK_SUMS_16(sums)
+                 : "l"(a), "l"(b));
+  else
+    asm volatile(TK_WGMMA("64", TK_NAMES_32, "%32,%33,1,1,1,0,0")
+                 : TK_SUMS_32(sums)
+                 : "l"(a), "l"(b));
 }
+// The same with a in registers, as for mma.m16n8k16.
+template <int kRows>
+__device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], const uint32_t* a, uint64_t b) {
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64);
+  if constexpr (kRows == 16)
+    asm volatile(TK_WGMMA("16", TK_NAMES_8, "{%8,%9,%10,%11},%12,1,1,1,0")
+                 : TK_SUMS_8(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  else if constexpr (kRows == 32)
+    asm volatile(TK_WGMMA("32", TK_NAMES_16, "{%16,%17,%18,%19},%20,1,1,1,0")
+                 : TK_SUMS_16(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  else
+    asm volatile(TK_WGMMA("64", TK_NAMES_32, "{%32,%33,%34,%35},%36,1,1,1,0")
+                 : TK_SUMS_32(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+#undef TK_WGMMA
+#undef TK_NAMES_8
+#undef TK_NAMES_16
+#undef TK_NAMES_32
+#undef TK_SUMS_8
+#undef TK_SUMS_16
+#undef TK_SUMS_32
 
 }  // namespace tokamak::cuda

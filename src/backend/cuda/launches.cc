@@ -67,6 +67,8 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
   const bool decode = plan.function == "decode";
   const auto rows = static_cast<double>(most_of(set, plan, decode ? "B" : "T")),
              outputs = static_cast<double>(most_of(set, plan, decode ? "B" : "R"));
+  const bool expands =
+      rows > static_cast<double>(kMostFewRows) || !LayerLaunches::reads_as_stored(set, decoder);
   DecoderWork out;
   out.layers = s.layers;
   out.rows = rows;
@@ -79,7 +81,8 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
     for (uint32_t w : l.products()) {
       out.weight_bytes += bytes_of(w, decoder.type);
       out.flops += 2 * rows * matrix_elements(set, w);
-      if (is_expandable(set.weights.at(w).dtype)) out.expanded_bytes += 2 * matrix_elements(set, w);
+      if (expands && is_expandable(set.weights.at(w).dtype))
+        out.expanded_bytes += 2 * matrix_elements(set, w);
     }
   out.weight_bytes += bytes_of(decoder.head, decoder.head_type);
   out.flops += 2 * outputs * matrix_elements(set, decoder.head);

@@ -80,7 +80,7 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   const int64_t rows = most_rows(plans, {&plan});
   if (const WeightEntry* other = unsupported_weight(plans, *decoder))
     why = fmt::format("{} weights ({})", dtype_name(other->dtype), other->name);
-  else if (rows <= direct)
+  else if (rows <= direct && !reads_as_stored(plans, *decoder))
     why = fmt::format("weights that are not bf16, and at most {} rows", direct);
   else if (s.head_dim != 64 && s.head_dim != 128)
     why = fmt::format("heads of {}", s.head_dim);
@@ -93,6 +93,17 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   else
     return decoder;
   return std::nullopt;
+}
+
+bool LayerLaunches::reads_as_stored(const PlanSet& plans, const PlannedDecoder& decoder) {
+  auto reads = [&](uint32_t w) {
+    const WeightEntry& entry = plans.weights.at(w);
+    return few_rows_reads(entry.dtype, entry.dims.at(1));
+  };
+  return std::all_of(decoder.layers.begin(), decoder.layers.end(), [&](const PlannedLayer& l) {
+    const auto products = l.products();
+    return std::all_of(products.begin(), products.end(), reads);
+  });
 }
 
 // Offsets into the working memory.
@@ -159,8 +170,10 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
       kv_(kv),
       libraries_(libraries),
       rows_(rows) {
-  direct_rows_ = most_direct_rows(plans, decoder_);
-  const bool expands = direct_rows_ > 0;
+  const bool expands = expands_weights(plans, decoder_);
+  direct_rows_ = libraries.hopper_blocks > 0 && reads_as_stored(plans, decoder_)
+                     ? 0
+                     : most_direct_rows(plans, decoder_);
   const Layout layout(decoder_.shape, rows, expands);
   memory_ = Buffer(layout.bytes);
   const DeviceAddress base = memory_.address();
@@ -232,14 +245,38 @@ std::vector<BlasProduct> LayerLaunches::products() const {
 bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w,
                              FewRowsSums* sums) const {
   const int blocks = libraries_.hopper_blocks;
-  if (!in_place(w) || plans_.weights.at(w.parts[0]).dtype != DType::kBF16) return false;
+  p.type = plans_.weights.at(w.parts[0]).dtype;
+  auto other_type = [&](uint32_t part) { return plans_.weights.at(part).dtype != p.type; };
+  if (std::any_of(w.parts.begin(), w.parts.end(), other_type) || !weights_.together(w.parts))
+    return false;
   p.w = weights_.address(w.parts[0]);
   p.k = w.k;
   if (!few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;
-  list.add_overlapped("few_rows", l.kernel, {l.blocks}, kFewRowsThreads, l.args, l.shared_bytes);
+  list.add_overlapped("few_rows", l.kernel, {l.blocks}, l.threads, l.args, l.shared_bytes);
+  return true;
+}
+
+// The same with a launch per part, whose types may differ.
+bool LayerLaunches::few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const {
+  std::vector<FewRowsProduct> parts;
+  p.k = w.k;
+  p.pitch = w.n;
+  for (uint32_t part : w.parts) {
+    const WeightEntry& entry = plans_.weights.at(part);
+    p.n = entry.dims.at(0);
+    p.type = entry.dtype;
+    p.w = weights_.address(part);
+    if (!few_rows_takes(p, libraries_.hopper_blocks)) return false;
+    parts.push_back(p);
+    p.y += static_cast<DeviceAddress>(p.n) * sizeof(uint16_t);
+  }
+  for (const FewRowsProduct& part : parts) {
+    const FewRowsLaunch l = few_rows_launch(part, few_rows_, libraries_.hopper_blocks, false);
+    list.add_overlapped("few_rows", l.kernel, {l.blocks}, l.threads, l.args, l.shared_bytes);
+  }
   return true;
 }
 
@@ -249,6 +286,7 @@ FewRowsSums LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matr
   FewRowsProduct few{.x = x, .y = y, .rows = rows, .n = w.n, .f32 = out == DType::kF32};
   FewRowsSums sums{};
   if (few_rows(list, few, w, few.f32 ? nullptr : &sums)) return sums;
+  if (w.parts.size() > 1 && few_rows_by_parts(list, few, w)) return sums;
   KernelCall call;
   call.op = "linear";
   const StepView view;
@@ -282,6 +320,19 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
   list.add("op_layer", "op_rope_turns",
            {(args.rows * args.half + kElementThreads - 1) / kElementThreads}, kElementThreads,
            args);
+}
+
+// A head that is not bf16 is multiplied with as many rows at a time as products of few rows take.
+void LayerLaunches::logits(LaunchList& list, const Step& step) const {
+  const DecoderShape& s = decoder_.shape;
+  const bool whole = plans_.weights.at(decoder_.head).dtype == DType::kBF16;
+  const int64_t most = whole ? step.outputs : kMostFewRows;
+  for (int64_t first = 0; first < step.outputs; first += most) {
+    const auto x = static_cast<DeviceAddress>(first * s.hidden) * sizeof(uint16_t),
+               y = static_cast<DeviceAddress>(first * s.vocab) * sizeof(float);
+    product(list, normed_ + x, head(), std::min(most, step.outputs - first), step.logits + y,
+            DType::kF32);
+  }
 }
 
 // To normed_.
@@ -373,7 +424,7 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
     delta = {delta_, product(list, gated_, down(l), rows, delta_)};
   }
   add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
-  product(list, normed_, head(), step.outputs, step.logits, DType::kF32);
+  logits(list, step);
 }
 
 }  // namespace tokamak::cuda

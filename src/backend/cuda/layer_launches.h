@@ -18,13 +18,16 @@ namespace tokamak::cuda {
 class LayerLaunches {
  public:
   // Nothing where a plan is not such a decoder; `why` then says what it found. Weights that are not
-  // bf16 are rounded to it, one product after the other, in steps of more than direct_rows().
+  // bf16 are rounded to it: by the products of few rows where those can read them, else one product
+  // after the other, in steps of more than direct_rows().
   static std::optional<PlannedDecoder> find(const PlanSet& plans, const Plan& plan,
                                             std::string& why);
   // For the plans that name these launches; null where none does.
   static std::unique_ptr<LayerLaunches> make(const PlanSet& plans, const DeviceWeights& weights,
                                              const KvPool& kv, const Libraries& libraries);
   static uint64_t bytes_for(const PlanSet& plans);  // bytes() of what make() returns
+  // Whether products of few rows read the weights of all layers as they are stored.
+  static bool reads_as_stored(const PlanSet& plans, const PlannedDecoder& decoder);
 
   struct Step {
     int64_t tokens = 0, sequences = 0, outputs = 0;
@@ -66,8 +69,10 @@ class LayerLaunches {
   FewRowsSums product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                       DeviceAddress y, DType out = DType::kBF16) const;
   bool few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w, FewRowsSums* sums) const;
+  bool few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
   void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
+  void logits(LaunchList& list, const Step& step) const;
   void add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
   void rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,

@@ -1,0 +1,80 @@
+// What few_rows.cu does before it multiplies: the parts that need no GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/few_rows_blocks.cuh"
+#include "backend/cuda/few_rows_launch.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr int64_t kColumns = 256;
+
+// All values of 256 columns, as the lanes of a warp decode them.
+template <DType type>
+std::vector<float> by_lanes(const uint8_t* bytes) {
+  std::vector<float> out(kColumns, NAN);
+  for (int segment = 0; segment < 8; ++segment)
+    for (int c = 0; c < 8; c += 2) {
+      LanePairs pairs;
+      lane_of_blocks<type>(bytes, segment, c, pairs);
+      for (int j = 0; j < 8; ++j)
+        out[static_cast<size_t>(segment * 32 + c + j / 2 * 8 + j % 2)] =
+            bf16_to_f32(static_cast<uint16_t>(pairs[j / 2] >> 16 * (j % 2)));
+    }
+  return out;
+}
+
+template <DType type>
+void check_lanes() {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(kColumns), want(kColumns);
+  std::vector<uint8_t> bytes(dtype_bytes(type, kColumns));
+  for (int round = 0; round < 100; ++round) {
+    for (float& v : values) v = normal(random) * 0.02f;
+    encode_row(type, values.data(), bytes.data(), kColumns);
+    decode_row(type, bytes.data(), want.data(), kColumns);
+    for (float& v : want) v = bf16_to_f32(f32_to_bf16(v));
+    EXPECT_EQ(by_lanes<type>(bytes.data()), want) << dtype_name(type);
+  }
+}
+
+TEST(FewRows, LanesHaveTheHostsValuesAsBf16) {
+  check_lanes<DType::kQ8_0>();
+  check_lanes<DType::kQ4_0>();
+  check_lanes<DType::kQ4_1>();
+  check_lanes<DType::kQ5_0>();
+  check_lanes<DType::kQ5_1>();
+  check_lanes<DType::kQ4_K>();
+  check_lanes<DType::kQ5_K>();
+  check_lanes<DType::kQ6_K>();
+}
+
+TEST(FewRows, StagesFitIntoSharedMemory) {
+  constexpr int kHopperSharedBytes = 232448;
+  for (const FewRowsType& t : kFewRowsTypes)
+    for (int rows : {16, 32, 64}) {
+      EXPECT_EQ(dtype_bytes(t.type, t.columns), static_cast<size_t>(t.bytes));
+      EXPECT_GE(t.pitch, t.bytes);
+      EXPECT_EQ(t.pitch % 16, 0) << "copies are multiples of 16 bytes";
+      EXPECT_LE(few_rows_shared_bytes(t, rows), kHopperSharedBytes) << dtype_name(t.type);
+      EXPECT_GE(few_rows_stages(t, rows).weights, 4) << dtype_name(t.type);
+    }
+}
+
+TEST(FewRows, RowsOfWeightsHaveToBeMultiplesOf16Bytes) {
+  EXPECT_TRUE(few_rows_reads(DType::kQ4_0, 4096));
+  EXPECT_FALSE(few_rows_reads(DType::kQ4_0, 896));  // 3.5 times 256
+  EXPECT_TRUE(few_rows_reads(DType::kQ6_K, 6144));
+  EXPECT_FALSE(few_rows_reads(DType::kQ6_K, 2560));  // 2,100 bytes
+  EXPECT_TRUE(few_rows_reads(DType::kF16, 200));
+  EXPECT_FALSE(few_rows_reads(DType::kF32, 4096));
+}
+
+}  // namespace
+}  // namespace tokamak::cuda
