@@ -309,11 +309,11 @@ int check_levels(const Options& options, const std::vector<OpCase>& cases) {
 // backend runs by themselves.
 int check_coverage(const std::vector<OpCase>& cases) {
   std::set<std::string_view> covered = {
-      "penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens",
-      "run_stages",      "keep_top_n_sigma", "temper",      "keep_min_p",
-      "keep_top_k",      "keep_typical",     "keep_top_p",  "exclude_top",
-      "choose_token",    "token_logprobs",   "append",      "quantize",
-      "identity",        "dropout",          "iota"};
+      "penalize_tokens",  "penalize_repeats", "bias_tokens",  "allow_tokens",   "run_stages",
+      "keep_top_n_sigma", "temper",           "keep_min_p",   "keep_top_k",     "keep_typical",
+      "keep_top_p",       "exclude_top",      "choose_token", "token_logprobs", "append",
+      "quantize",         "identity",         "dropout",      "iota",           "input",
+      "weight",           "constant",         "region_write"};
   for (const OpCase& c : cases) {
     covered.insert(c.op);
     for (const EarlierCall& call : c.earlier) covered.insert(call.op);
