@@ -75,7 +75,7 @@ class Builder {
     make_calls(repeat);
     plan.arena_bytes = set.arena_bytes = arena_;
     make_steps();
-    count_cost();
+    if (case_.perf) count_cost();
     out_.options.max_rows = 64;
     return std::move(out_);
   }
@@ -89,7 +89,7 @@ class Builder {
   }
 
   static Value stored_as(DType dtype, Value attrs) {
-    if (dtype != DType::kF32) attrs.set(kStorageAttr, dtype_name(dtype));
+    if (dtype == DType::kF16 || dtype == DType::kBF16) attrs.set(kStorageAttr, dtype_name(dtype));
     return attrs;
   }
 
@@ -253,22 +253,37 @@ class Builder {
         return {CallArg::Kind::kState, 0, 0, DType::kF32, {}};
       case Kind::kView:
         return {CallArg::Kind::kView, 0, 0, DType::kF32, {}};
+      case Kind::kResult:
+        return results_.at(arg.result);
     }
     TK_CHECK(false);
   }
 
   void make_state() {
     if (case_.planes.empty()) return;
-    out_.plans.groups = {{"kv", case_.batch.window, kBlockSize}};
+    out_.plans.groups = {
+        {"kv", case_.batch.window, case_.per_sequence ? kSequenceBlock : kBlockSize}};
     StateEntry state;
     state.name = "kv";
+    state.per_sequence = case_.per_sequence;
     for (const PlaneSpec& p : case_.planes)
       state.planes.push_back({p.name, p.dtype, p.dims, plane_bytes(p.dtype, p.dims)});
     out_.plans.states = {state};
   }
 
+  void make_earlier() {
+    for (const EarlierCall& c : case_.earlier) {
+      std::vector<CallArg> in, out;
+      for (const Arg& arg : c.in) in.push_back(add_argument(arg));
+      for (const Result& r : c.out) out.push_back(new_value(r.dtype, r.dims));
+      call(c.op, stored_as(c.out[0].dtype, c.attrs), in, out);
+      results_.insert(results_.end(), out.begin(), out.end());
+    }
+  }
+
   void make_calls(int repeat) {
-    if (!case_.planes.empty() && !case_.region) {
+    make_earlier();
+    if (!case_.planes.empty() && !case_.region && !case_.per_sequence) {
       std::vector<CallArg> in = {add_argument({.kind = Kind::kState}),
                                  add_argument({.kind = Kind::kView}), add_input("seq"),
                                  add_input("slot")};
@@ -278,8 +293,11 @@ class Builder {
     std::vector<CallArg> in;
     for (const Arg& arg : case_.in) in.push_back(add_argument(arg));
     std::vector<CallArg> results;
-    for (int i = 0; i < case_.outputs && !case_.region; ++i)
+    if (case_.per_sequence) results.push_back(add_argument({.kind = Kind::kState}));
+    for (int i = 0; i < case_.outputs && !case_.region && case_.unlike.empty(); ++i)
       results.push_back(new_value(case_.stored, rows_of(case_.out)));
+    for (const Result& r : case_.unlike)
+      results.push_back(new_value(r.dtype == DType::kF32 ? case_.stored : r.dtype, r.dims));
     if (case_.region)
       for (uint32_t v : case_.region->results) {
         const Type& type = case_.region->values[v];
@@ -291,7 +309,7 @@ class Builder {
       }
     Value attrs = stored_as(case_.stored, case_.attrs);
     for (int i = 0; i < repeat; ++i) call(case_.op, attrs, in, results);
-    CallArg y = results.back();
+    CallArg y = case_.unlike.empty() ? results.back() : results.front();
     y.dims = {symbol("T"), product(case_.out)};
     out_.plans.plans[0].outputs = {{"hidden", y}};
   }
@@ -301,7 +319,7 @@ class Builder {
     const BatchSpec& batch = case_.batch;
     bool has_state = !case_.planes.empty();
     int64_t stride = 1;
-    for (size_t b = 0; b < batch.own.size(); ++b)
+    for (size_t b = 0; b < batch.own.size() && !case_.per_sequence; ++b)
       stride =
           std::max<int64_t>(stride, (batch.own[b] + batch.older[b] + kBlockSize - 1) / kBlockSize);
     if (has_state) {
@@ -402,6 +420,7 @@ class Builder {
   const Backend& backend_;
   CasePlan out_;
   Rng rng_{20261115};
+  std::vector<CallArg> results_;  // of earlier calls
   std::vector<int32_t> blocks_;
   int64_t total_tokens_ = 0;
   uint64_t arena_ = 0;

@@ -9,7 +9,6 @@
 #include "tensor/block_formats.h"
 
 namespace tokamak::testing {
-namespace {
 
 // Types a model file may store weights in; only `quantize` creates q8a.
 std::vector<DType> weight_types() {
@@ -22,6 +21,8 @@ std::vector<DType> weight_types() {
     types.push_back(type);
   return types;
 }
+
+namespace {
 
 OpCase linear_case(DType dtype, bool q8a, int64_t m, int64_t n, int64_t k, bool bias) {
   OpCase c;
@@ -63,23 +64,6 @@ void add_rounded_linear(std::vector<OpCase>& cases) {
       c.name = fmt::format("linear/{}/bf16/m={} n={} k={}", dtype_name(dtype), m, n, k);
       c.in[0] = rounded(k);
       c.bound = is_block_type(dtype) ? 1e-5 : 1e-10;
-      cases.push_back(std::move(c));
-    }
-}
-
-// Experts with one row, none and several; the last rows belong to none.
-void add_experts(std::vector<OpCase>& cases) {
-  Arg offsets{.kind = Kind::kConstant, .dims = {5}, .dtype = DType::kI32};
-  offsets.values = {0, 1, 1, 7, 9};
-  for (DType dtype : weight_types())
-    for (bool q8a : {false, true}) {
-      int64_t k = is_block_type(dtype) ? 512 : q8a ? 96 : 77, n = q8a ? 21 : 37;
-      OpCase c;
-      c.name = fmt::format("grouped_linear/{}/{}", dtype_name(dtype), q8a ? "q8a" : "f32");
-      c.op = "grouped_linear";
-      c.in = {q8a ? quantized(k) : activation({k}), weight(dtype, {4, n, k}), offsets};
-      c.out = {n};
-      c.batch = tokens(11);
       cases.push_back(std::move(c));
     }
 }
@@ -158,6 +142,12 @@ void add_elementwise(std::vector<OpCase>& cases) {
                    .batch = tokens(5)});
 }
 
+Arg identity(int64_t n) {
+  Arg arg = weight(DType::kQ8_0, {n, n});
+  arg.name = "identity";
+  return arg;
+}
+
 void add_rows(std::vector<OpCase>& cases) {
   for (int64_t d : {8, 77, 576, 2048})
     for (int64_t t : {1, 9}) {
@@ -208,14 +198,12 @@ void add_rows(std::vector<OpCase>& cases) {
                    .bound = 0,
                    .batch = tokens(6)});
   // A product with the identity matrix reads back the result of `quantize`.
-  cases.push_back(
-      {.name = "quantize/identity",
-       .op = "linear",
-       .in = {quantized(64),
-              {.kind = Kind::kWeight, .dims = {64, 64}, .dtype = DType::kQ8_0, .name = "identity"}},
-       .out = {64},
-       .bound = 1e-12,
-       .batch = tokens(9)});
+  cases.push_back({.name = "quantize/identity",
+                   .op = "linear",
+                   .in = {quantized(64), identity(64)},
+                   .out = {64},
+                   .bound = 1e-12,
+                   .batch = tokens(9)});
 }
 
 // The first case of every op with a storage type, with f16 and bf16 inputs and outputs.
@@ -231,7 +219,10 @@ void add_storage(std::vector<OpCase>& cases) {
         OpCase narrow = c;
         narrow.name += fmt::format(" {} to {}", dtype_name(in), dtype_name(out));
         for (Arg& arg : narrow.in)
-          if (arg.kind == Kind::kActivation) arg.dtype = in;
+          if (arg.kind == Arg::Kind::kActivation) arg.dtype = in;
+        for (EarlierCall& call : narrow.earlier)
+          for (Result& r : call.out)
+            if (r.dtype == DType::kF32) r.dtype = in;
         narrow.stored = out;
         made.push_back(std::move(narrow));
       }
@@ -257,6 +248,8 @@ std::vector<OpCase> correctness_cases() {
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases, false);
+  add_primitives(cases);
+  add_recurrent(cases);
   add_storage(cases);
   add_regions(cases, false);
   return cases;

@@ -7,6 +7,7 @@
 #include "base/value.h"
 #include "plan/region.h"
 #include "tensor/dtype.h"
+#include "tensor/sym.h"
 
 namespace tokamak::testing {
 
@@ -20,12 +21,27 @@ struct Arg {
     kInput,       // a named input of the step
     kState,
     kView,
+    kResult,  // of an earlier call of the case
   };
   Kind kind = Kind::kActivation;
   std::vector<int64_t> dims = {};
   DType dtype = DType::kF32;
   std::string name = {};
   std::vector<double> values = {};
+  size_t result = 0;  // its number, over all earlier calls
+};
+
+// A value that a call computes.
+struct Result {
+  DType dtype = DType::kF32;
+  std::vector<SymExpr> dims = {};  // of T
+};
+// A call whose results the op under test takes.
+struct EarlierCall {
+  std::string op;
+  Value attrs = Value::object();
+  std::vector<Arg> in = {};
+  std::vector<Result> out = {};
 };
 
 // The batch the op runs in. Sequence b has older[b] tokens from an earlier step, then own[b] of
@@ -56,18 +72,25 @@ struct OpCase {
   std::vector<int64_t> out = {};  // extents after T
   DType stored = DType::kF32;     // type of the result; f16 and bf16 are the attribute "out"
   int outputs = 1;                // of other ops than regions, all alike; the last one is compared
-  double bound = 1e-11;           // normalised mean square error against ref
+  std::vector<Result> unlike = {};        // outputs that differ; the first one is compared
+  std::vector<EarlierCall> earlier = {};  // in order
+  double bound = 1e-11;                   // normalised mean square error against ref
   BatchSpec batch = {};
   std::vector<PlaneSpec> planes = {};              // of the state: `append` runs before the op
+  bool per_sequence = false;                       // a state per sequence, which the op advances
   bool perf = false;                               // a shape from real models, run by --perf
   std::shared_ptr<const Region> region = nullptr;  // op "region": what it computes
 };
 
+std::vector<DType> weight_types();  // of model files
 std::vector<OpCase> correctness_cases();
 // Every number of rows, columns and values that leaves a different rest in tiles and vectors.
 std::vector<OpCase> odd_cases();
 std::vector<OpCase> perf_cases();
 void add_attention(std::vector<OpCase>& cases, bool perf);
+void add_experts(std::vector<OpCase>& cases);
+void add_primitives(std::vector<OpCase>& cases);
+void add_recurrent(std::vector<OpCase>& cases);
 void add_regions(std::vector<OpCase>& cases, bool perf);  // fused regions
 
 }  // namespace tokamak::testing
