@@ -56,8 +56,8 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
   verb.add_option(
       "--activations", options.activations,
-      "auto (default): int8 activations for quantised weights; f32; or, on CPUs that multiply "
-      "bf16 tiles (AMX), bf16: faster with many tokens");
+      "auto (default): int8 activations for quantised weights and, on CPUs that multiply bf16, "
+      "bf16 for 16-bit weights; f32; or, with AMX, bf16 for all weights: faster with many tokens");
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");
@@ -133,6 +133,25 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
                   "keep only the likeliest tokens that together reach this probability");
   verb.add_option("--min-p", options.min_p,
                   "drop tokens below this fraction of the likeliest token's probability");
+  verb.add_option(
+      "--typical-p,--typical", options.typical_p,
+      "keep the tokens whose surprise is closest to the entropy, up to this probability");
+  verb.add_option("--top-n-sigma", options.top_n_sigma,
+                  "keep the tokens within this many standard deviations of the largest logit "
+                  "(-1 = off)");
+  verb.add_option("--xtc-probability", options.xtc_probability,
+                  "how often XTC drops the likeliest tokens (0 = off)");
+  verb.add_option(
+      "--xtc-threshold", options.xtc_threshold,
+      "XTC drops all but the last of the tokens from this probability on (default: 0.1)");
+  verb.add_option("--dynatemp-range", options.dynatemp_range,
+                  "how far the entropy moves the temperature, in both directions (0 = off)");
+  verb.add_option("--dynatemp-exponent,--dynatemp-exp", options.dynatemp_exponent,
+                  "exponent of --dynatemp-range (default: 1)");
+  verb.add_option("--min-tokens", options.min_tokens,
+                  "end-of-text tokens are not chosen before this many tokens");
+  verb.add_option("--repeat-last-n", options.repeat_last_n,
+                  "how many tokens penalties count (-1 = all)");
   verb.add_option("--repetition-penalty", options.repetition_penalty,
                   "make tokens that occurred before less likely (1 = off)");
   verb.add_option("--presence-penalty", options.presence_penalty,

@@ -41,8 +41,9 @@ struct ModelOptions {
   int threads = 0;         // of the cpu backend; 0: all cores
   int64_t context = 0;     // longest sequence in tokens; 0: the model's own, at most 8192
   std::string kv_dtype{};  // of the KV cache: "f16" (default), "f32" or "int8"
-  std::string
-      activations{};  // "auto" (default): int8 where weights are quantised; "f32"; or "bf16"
+  // "auto" (default): int8 where weights are quantised, bf16 where they have 16 bits and the CPU
+  // multiplies bf16; "f32"; or "bf16"
+  std::string activations{};
   std::string
       storage{};  // between ops: "bf16", "f16,residual=f32" ...; empty: the backend's choice
   std::string machine_file{};  // from `tokamak calibrate`; empty: built-in figures
@@ -100,6 +101,12 @@ struct GenerateOptions {
   std::optional<float> repetition_penalty{};  // 1: none; counts prompt and answer
   std::optional<float> presence_penalty{};    // 0: none; counts the answer
   std::optional<float> frequency_penalty{};   // 0: none; counts the answer
+  std::optional<int32_t> repeat_last_n{};     // tokens that penalties count; -1: all
+  std::optional<float> top_n_sigma{};         // -1: all tokens
+  std::optional<float> xtc_probability{};     // 0: off
+  std::optional<float> xtc_threshold{};       // 0.1
+  std::optional<float> dynatemp_range{};      // 0: a fixed temperature
+  std::optional<float> dynatemp_exponent{};   // 1
   // Mirostat 1 or 2 instead of top_k, top_p, min_p and typical_p; 0: off. tau: target in bits per
   // token (5); eta: learning rate (0.1).
   std::optional<int32_t> mirostat{};

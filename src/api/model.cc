@@ -19,6 +19,12 @@ GenerateOptions options_of(const SampleSpec& spec) {
   o.repetition_penalty = spec.repetition_penalty;
   o.presence_penalty = spec.presence_penalty;
   o.frequency_penalty = spec.frequency_penalty;
+  o.repeat_last_n = spec.penalty_last_n;
+  o.top_n_sigma = spec.top_n_sigma;
+  o.xtc_probability = spec.xtc_probability;
+  o.xtc_threshold = spec.xtc_threshold;
+  o.dynatemp_range = spec.dynatemp_range;
+  o.dynatemp_exponent = spec.dynatemp_exponent;
   return o;
 }
 
@@ -124,6 +130,12 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   set("repetition_penalty", o.repetition_penalty);
   set("presence_penalty", o.presence_penalty);
   set("frequency_penalty", o.frequency_penalty);
+  set("repeat_last_n", o.repeat_last_n);
+  set("top_n_sigma", o.top_n_sigma);
+  set("xtc_probability", o.xtc_probability);
+  set("xtc_threshold", o.xtc_threshold);
+  set("dynatemp_range", o.dynatemp_range);
+  set("dynatemp_exponent", o.dynatemp_exponent);
   set("mirostat", o.mirostat);
   set("mirostat_tau", o.mirostat_tau);
   set("mirostat_eta", o.mirostat_eta);

@@ -20,11 +20,10 @@ EngineConfig fitted(EngineConfig config, const PlanSet& plans, const Executable&
 }  // namespace
 
 LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable,
-                         EngineConfig config, const Clock& clock, Drafter* drafter, EventLog* log)
+                         EngineConfig config, const Clock& clock, Drafter* drafter)
     : config_(fitted(std::move(config), plans, *executable)),
       executable_(std::move(executable)),
       clock_(clock),
-      log_(log),
       core_(config_, drafter),
       steps_(*executable_, config_.vocab),
       traces_(executable_->trace_next(nullptr)) {
@@ -123,7 +122,6 @@ void LocalEngine::stop(Stop how) {
 void LocalEngine::loop() {
   try {
     while (take_inbox()) {
-      if (log_ != nullptr) log_->record(clock_.now(), events_);
       core_.advance(clock_.now(), events_, actions_);
       carry_out();
       show_trees();

@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "engine/client.h"
 #include "engine/core.h"
-#include "engine/event_log.h"
 #include "engine/step_queue.h"
 
 namespace tokamak {
@@ -22,10 +21,10 @@ namespace tokamak {
 // idle.
 class LocalEngine final : public Client {
  public:
-  // max_in_flight is limited to what the executable supports. `drafter` and `log` may be nullptr
-  // and must outlive the engine.
+  // max_in_flight is limited to what the executable supports. `drafter` may be nullptr and must
+  // outlive the engine.
   LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable, EngineConfig config,
-              const Clock& clock, Drafter* drafter = nullptr, EventLog* log = nullptr);
+              const Clock& clock, Drafter* drafter = nullptr);
   ~LocalEngine() override;  // cancels all requests
 
   RequestId submit(RequestSpec spec, Sink sink) override;
@@ -61,7 +60,6 @@ class LocalEngine final : public Client {
   const EngineConfig config_;
   std::unique_ptr<Executable> executable_;
   const Clock& clock_;
-  EventLog* log_;
 
   // Engine thread only.
   EngineCore core_;

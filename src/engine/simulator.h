@@ -16,7 +16,7 @@ class Simulator {
   using StepSeconds = std::function<double(const StepInputs&)>;
   // Called after every advance; the events are those that went in.
   using Observer = std::function<void(Nanos now, std::span<const Event> events, Actions& actions)>;
-  // Called before every advance, with events as they go in (for EventLog).
+  // Called before every advance, with events as they go in.
   using Recorder = std::function<void(Nanos now, std::span<const Event> events)>;
 
   Simulator(EngineCore& core, Executable& executable, StepSeconds step_seconds);

@@ -72,6 +72,10 @@ class InstanceMaker {
     return kExtents[rng_.below(few ? 5 : std::size(kExtents))];
   }
 
+  int64_t stretched(const std::string& name, int64_t n) const {
+    return style_.stretch && style_.stretch->first == name ? style_.stretch->second : n;
+  }
+
   // The shape that variables without one have, or a part of it.
   void choose_universe() {
     bool used = std::any_of(rule_.vars.begin(), rule_.vars.end(), [](const RuleVar& v) {
@@ -106,7 +110,7 @@ class InstanceMaker {
     for (const RuleVar& v : rule_.vars)
       for (const ShapeItem& item : v.shape) {
         if (item.kind == ShapeItem::Kind::kName && !match_.find(item.name))
-          match_.bind(item.name, item.name == flat ? kFlatExtent : extent());
+          match_.bind(item.name, stretched(item.name, item.name == flat ? kFlatExtent : extent()));
         if (item.kind == ShapeItem::Kind::kSplat && !match_.find(item.name)) {
           Value dims = Value::array();
           uint64_t most = style_.extents == Extents::kDeep ? 6 : 3;
@@ -210,6 +214,7 @@ class InstanceMaker {
         bool whole = v == std::floor(v) && std::abs(v) < 0x1p31;
         return whole && rng_.below(4) ? v : kIntegers[rng_.below(std::size(kIntegers))];
       };
+      out_.integers.push_back(out_.numbers.size());
       double all = std::clamp(std::floor(choose(pick())), -0x1p31, 0x1p31 - 1);
       for (double& v : c.values) v = splat ? all : pick();
     }
@@ -228,7 +233,8 @@ class InstanceMaker {
     std::vector<int64_t> dims = shape(v);
     double elements = 1;
     for (int64_t d : dims) elements *= static_cast<double>(d);
-    if (elements > (style_.extents == Extents::kVast ? 1 << 19 : 1 << 15)) throw Misfit();
+    const bool vast = style_.extents == Extents::kVast;
+    if (elements > (style_.stretch ? kMaxVastElements : vast ? 1 << 19 : 1 << 15)) throw Misfit();
     if (v.kind == RuleVar::Kind::kConst)
       return constant(v.name, dims, rng_.below(2), number(), v.dtype == "i32");
     TensorType type{dtype(v), {}};
@@ -312,6 +318,7 @@ class InstanceMaker {
           v = *bound;
         } else {
           v = sample(*t.op, key, in);
+          if (key == "n") v = Value(stretched(expr.name, v->as_int()));
           match_.bind(expr.name, *v);
         }
       } else {

@@ -22,30 +22,15 @@ constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
 constexpr double kLeastRange = 50;  // that a stated range contains, in both directions
 constexpr size_t kMostNamed = 15;   // extents of the rule's text that are tried
-constexpr int64_t kMaxElements = 1 << 19, kMaxVastElements = 1 << 23;
+constexpr int64_t kMaxElements = 1 << 19;
+constexpr double kHugeExtent = 513;   // usual instances have no longer axis
+constexpr double kLongest = 1 << 20;  // axis that is made to pass a number of the instance
 
 bool all_in_field(const RewriteRule& rule) {
   if (rule.approximate) return false;
   return std::all_of(rule.terms.begin(), rule.terms.end(), [](const RuleTerm& t) {
     return t.kind != RuleTerm::Kind::kOp || t.op->field != nullptr;
   });
-}
-
-// The field does not round: 1/3 as a double is another number there than 1 / 3.
-bool is_short(const Value& v) {
-  int exponent = 0;
-  double mantissa = v.is_double() ? std::ldexp(std::frexp(v.as_double(), &exponent), 32) : 0;
-  return mantissa == std::floor(mantissa);
-}
-
-bool has_short_numbers(const Module& module, const Function& fn) {
-  for (const ConstantDecl& c : module.constants)
-    if (!std::all_of(c.values.begin(), c.values.end(), [](double v) { return is_short(Value(v)); }))
-      return false;
-  for (const Node& node : fn.nodes())
-    for (const auto& [key, value] : node.attrs.as_object())
-      if (!is_short(value)) return false;
-  return true;
 }
 
 // Rules may state any extents; instances that would take gigabytes are not tried.
@@ -67,37 +52,6 @@ float round_to(DType dtype, double value) {
   if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
   if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
   return v;
-}
-
-RuleExpr call_of(std::string name, std::vector<RuleExpr> args) {
-  RuleExpr e;
-  e.kind = RuleExpr::Kind::kCall;
-  e.name = std::move(name);
-  e.args = std::move(args);
-  return e;
-}
-
-// What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
-void find_ways(const RuleExpr& e, bool negated, std::vector<RuleExpr>& out) {
-  auto is = [](const RuleExpr& x, std::string_view name) {
-    return x.kind == RuleExpr::Kind::kCall && x.name == name;
-  };
-  auto zero = [](const RuleExpr& x) {
-    return x.kind == RuleExpr::Kind::kLiteral && x.value.is_number() && x.value.as_double() == 0;
-  };
-  if (is(e, "not")) return find_ways(e.args.at(0), !negated, out);
-  if (is(e, negated ? "and" : "or")) {
-    for (const RuleExpr& arg : e.args) find_ways(arg, negated, out);
-    return;
-  }
-  if (is(e, negated ? "!=" : "==") && e.args.size() == 2)
-    for (size_t side : {size_t{0}, size_t{1}})
-      if (is(e.args[side], "*") && zero(e.args[1 - side])) {
-        for (const RuleExpr& factor : e.args[side].args)
-          find_ways(call_of("==", {factor, e.args[1 - side]}), false, out);
-        return;
-      }
-  out.push_back(negated ? call_of("not", {e}) : e);
 }
 
 struct Trial {  // how one instance is made and compared
@@ -137,10 +91,11 @@ class Verifier {
     });
     if (open && moves) effort_.instances *= 2;
     for (const RuleExpr& c : rule.conditions) {
-      std::vector<RuleExpr> ways;
-      find_ways(c, false, ways);
+      std::vector<RuleExpr> ways = ways_to_hold(c);
       if (ways.size() > 1) ways_.push_back({std::move(ways), {}});
     }
+    counts_ = std::any_of(rule.terms.begin(), rule.terms.end(),
+                          [](const RuleTerm& t) { return t.op && t.op->name == "iota"; });
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
                           [](const RuleVar& v) { return v.range && !v.assumed; });
   }
@@ -160,6 +115,7 @@ class Verifier {
       if (tried != Tried::kSame || numbers == 0 || t.in_field) continue;
       if (borders_ < kBorders && !borders(start, t, made->numbers)) return std::move(verdict_);
       if (solved_++ < kSolved && !solutions(start, t, numbers)) return std::move(verdict_);
+      if (stretched_ < kStretched && !stretch(start, t, *made)) return std::move(verdict_);
     }
     if (verdict_.instances < std::min(effort_.instances, kEnough)) {
       verdict_.message = fmt::format("never applies: {} of {} random instances match it",
@@ -173,8 +129,9 @@ class Verifier {
 
  private:
   enum class Tried : uint8_t { kNoMatch, kNothing, kSame, kRefuted };
-  static constexpr int kBorders = 18;  // searches for the ends of what the conditions allow
-  static constexpr int kSolved = 3;    // instances that are repeated with the solutions
+  static constexpr int kBorders = 18;   // searches for the ends of what the conditions allow
+  static constexpr int kSolved = 3;     // instances that are repeated with the solutions
+  static constexpr int kStretched = 8;  // instances that are repeated with a longer axis
 
   struct Ways {
     std::vector<RuleExpr> all;
@@ -231,9 +188,7 @@ class Verifier {
     std::vector<int64_t> lengths;
     for (int64_t n : literals_.extents)
       if (n >= kVastExtent && lengths.size() < kMostNamed) lengths.push_back(n);
-    if (std::any_of(rule_.terms.begin(), rule_.terms.end(),
-                    [](const RuleTerm& t) { return t.op && t.op->name == "iota"; }))
-      lengths.push_back((1 << 18) + 1);
+    if (counts_) lengths.push_back((1 << 18) + 1);
     for (int64_t n : lengths) {
       vast.style.vast = n;
       out.push_back(vast);
@@ -329,7 +284,7 @@ class Verifier {
         x.fn->nodes().size(), x.module.weights.size(), literals_.found, t.bytes, true, t.special};
     auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
     if (!right) return Tried::kNoMatch;
-    bool vast = t.style.extents == Extents::kVast;
+    bool vast = t.style.extents == Extents::kVast || t.style.stretch;
     if (!is_small(*x.fn, vast ? kMaxVastElements : kMaxElements)) return Tried::kNothing;
     if (t.in_field && !has_short_numbers(x.module, *x.fn)) return Tried::kNothing;
     EvalInputs<double> inputs;
@@ -340,6 +295,10 @@ class Verifier {
     }
     std::string note;
     if (t.extreme) note = make_extreme(x, inputs);
+    if (!exact_)  // the reals have one zero
+      for (auto* tensors : {&inputs.tensors, &inputs.sources})
+        for (auto& [name, tensor] : *tensors)
+          for (double& v : tensor.f) v += 0.0;
     if (!limit(x, *match, t, inputs)) return Tried::kNothing;
     if (t.wide) add_digits(x, inputs);
     RuleComparison c = compare_as(x, *right, inputs, t);
@@ -418,6 +377,46 @@ class Verifier {
       }
     return true;
   }
+  // A condition may ask for a number beyond all extents, in any spelling (integer(c) / 300 > 300):
+  // finds the least one that it allows, and makes each named axis longer than that.
+  bool stretch(const Rng& start, const Trial& t, const RuleInstance& made) {
+    for (size_t which = 0; which < std::min<size_t>(made.numbers.size(), 4); ++which) {
+      double least = least_number(start, t, which, made.numbers[which]);
+      if (std::abs(least) < kHugeExtent) continue;
+      ++stretched_;
+      bool integer = std::count(made.integers.begin(), made.integers.end(), which) > 0;
+      if (std::abs(least) > kLongest) {
+        if (!integer || !counts_) continue;
+        refuse(fmt::format("holds only for integers from {} on, longer than any axis that is tried",
+                           least));
+        return false;
+      }
+      const auto beyond = static_cast<int64_t>(std::abs(least)) + 2;
+      for (const std::string& name : open_extents(rule_))
+        for (int64_t n : {beyond, 3 * beyond}) {  // counts may be about half of an extent
+          Trial longer = t;
+          longer.style.stretch = {name, n};
+          longer.name = "stretched";
+          auto instance = with_number(start, longer, which, least);
+          if (instance && compare(*instance, longer, false) == Tried::kRefuted) return false;
+        }
+    }
+    return true;
+  }
+  // The number nearest to 0 that the conditions allow in place of `good`, of the same sign.
+  double least_number(const Rng& start, const Trial& t, size_t which, double good) {
+    if (!(std::abs(good) >= kHugeExtent && std::isfinite(good))) return 0;
+    double bad = std::copysign(1.0, good);
+    if (matches_with(start, t, which, bad)) return bad;
+    while (std::abs(good) > std::abs(bad) + 1) {
+      double middle = std::abs(good / bad) > 4 ? std::copysign(std::sqrt(good * bad), good)
+                                               : bad + (good - bad) / 2;
+      middle = std::floor(middle);
+      if (middle == good || middle == bad) break;
+      (matches_with(start, t, which, middle) ? good : bad) = middle;
+    }
+    return good;
+  }
   std::optional<RuleInstance> with_number(Rng rng, const Trial& t, size_t which, double value) {
     InstanceStyle style = t.style;
     style.set = {which, value};
@@ -478,8 +477,9 @@ class Verifier {
   VerifyEffort effort_;
   Rng rng_;
   bool field_, exact_ = false, ranged_ = false, stateful_ = false;
+  bool counts_ = false;  // has an op whose values grow with the length of an axis
   double delta_ = kDelta;
-  int borders_ = 0, ends_ = 0, solved_ = 0;
+  int borders_ = 0, ends_ = 0, solved_ = 0, stretched_ = 0;
   RuleLiterals literals_;
   std::vector<Ways> ways_;
   RuleVerdict verdict_;

@@ -26,8 +26,9 @@ struct RuleVerdict {
 
 RuleVerdict verify_rule(const RewriteRule& rule, const VerifyEffort& effort = {});
 
-// --- rule_instance.cc: one random use of a rule.
+// --- rule_instance.cc and rule_literals.cc: one random use of a rule.
 constexpr int64_t kVastExtent = 600;  // from here on only fixed trials use an extent
+constexpr int64_t kMaxVastElements = 1 << 23;
 enum class Extents : uint8_t {
   kSmall,  // 1 to 8, up to four axes
   kLarge,  // one or two of 16 to 100
@@ -45,9 +46,11 @@ struct InstanceStyle {
   bool integers = false;  // variables of any type hold integers
   // The number chosen as number `first` is `second`.
   std::optional<std::pair<size_t, double>> set = std::nullopt;
+  // The extent named `first` is `second`; everything else is chosen as without it.
+  std::optional<std::pair<std::string, int64_t>> stretch = std::nullopt;
 };
 struct RuleLiterals {
-  std::vector<double> found;  // all numbers in the rule's text
+  std::vector<double> found;  // all numbers in the rule's text, and what it computes from them
   // Near the numbers of values and conditions, and near their sums and differences: where the
   // conditions change.
   std::vector<double> near;
@@ -57,13 +60,19 @@ struct RuleLiterals {
   std::vector<int64_t> extents;
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
+// What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
+std::vector<RuleExpr> ways_to_hold(const RuleExpr& condition);
+std::vector<std::string> open_extents(const RewriteRule& rule);  // names of extents
+// False: a number of the function is rounded, so that it means another one in a finite field.
+bool has_short_numbers(const Module& module, const Function& fn);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
   Ref root;
   std::vector<Ref> vars;
-  std::vector<double> numbers;  // attributes and scalars that the rule leaves open, as chosen
-  std::string text;             // "x: f32[2, 3], a = 0.5"
+  std::vector<double> numbers;   // attributes and scalars that the rule leaves open, as chosen
+  std::vector<size_t> integers;  // those of them that are integer constants
+  std::string text;              // "x: f32[2, 3], a = 0.5"
 };
 // nullopt: the random choices did not fit together. Equal generators make equal choices.
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,

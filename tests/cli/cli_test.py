@@ -36,7 +36,9 @@ class Help(unittest.TestCase):
     def test_bad_numbers(self):
         for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf", "2.5")),
                              ("--top-p", ("1.5", "-1")), ("--top-k", ("-2", "x")), ("--repetition-penalty", ("0", "11")),
-                             ("--presence-penalty", ("3",)),
+                             ("--presence-penalty", ("3",)), ("--typical-p", ("2",)), ("--top-n-sigma", ("-2",)),
+                             ("--xtc-probability", ("1.5",)), ("--xtc-threshold", ("-1",)), ("--dynatemp-range", ("6",)),
+                             ("--dynatemp-exponent", ("-1",)), ("--min-tokens", ("-1",)), ("--repeat-last-n", ("-2",)),
                              ("--threads", ("-1", "x")), ("--context", ("-5", "99999999999")), ("--frob", ("1",))):
             for value in values:
                 self.expect_usage_error("run", LLAMA, "x", flag, value)
@@ -55,6 +57,17 @@ class Help(unittest.TestCase):
             done = run("run", LLAMA, "x", flag, value)
             self.assertEqual(done.returncode, 2)
             self.assertIn(line, done.stderr)
+
+    def test_samplers_that_leave_one_token(self):
+        def ids(*flags):
+            return run_json("run", LLAMA, "the quick", "--max-tokens", "8", "--ignore-eos", "--json", *flags)["ids"]
+        greedy = ids("--temperature", "0")
+        self.assertNotEqual(ids("--seed", "5"), greedy)
+        self.assertEqual(ids("--seed", "5", "--top-n-sigma", "0.001"), greedy)
+        self.assertEqual(ids("--seed", "5", "--top-k", "1", "--dynatemp-range", "0.5", "--typical-p", "0.9"), greedy)
+        self.assertNotEqual(ids("--temperature", "0.01", "--xtc-probability", "1", "--xtc-threshold", "0.0001"), greedy)
+        penalty = ("--temperature", "0", "--repetition-penalty", "9")
+        self.assertNotEqual(ids(*penalty), ids(*penalty, "--repeat-last-n", "1"))
 
     def expect_usage_error(self, *args):
         done = run(*args)

@@ -123,9 +123,7 @@ void beam_run(uint64_t seed, int in_flight) {
     }
   }
   EngineCore core(config);
-  std::string actions;
-  replay_events(run.log.text(), core, [&](Nanos, const Actions& a) { actions += actions_text(a); });
-  EXPECT_TRUE(actions == run.actions) << "the replay differs";
+  EXPECT_TRUE(run.log.replay(core) == run.actions) << "the replay differs";
   beam_totals.preemptions += run.core.stats().preemptions;
   beam_totals.blocks_copied += run.core.stats().blocks_copied;
 }

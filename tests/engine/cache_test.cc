@@ -250,21 +250,6 @@ TEST(TokenBudget, Bounds) {
   EXPECT_LT(half.fit(half.time(8), 0), before / 2);
 }
 
-TEST(EventLog, HasABound) {
-  PlanSet plans = fake_plan_set();
-  EventLog log(2000);
-  for (int i = 0; i < 1000; ++i) {
-    Event e = Event::arrival(static_cast<RequestId>(i), shared_request(i, 0, 10, 1));
-    log.record(i, {&e, 1});
-  }
-  EXPECT_TRUE(log.full());
-  EXPECT_LT(log.text().size(), 2500u);
-  EngineCore core(default_engine_config(plans));
-  int calls = 0;
-  replay_events(log.text(), core, [&](Nanos, const Actions&) { ++calls; });
-  EXPECT_GT(calls, 5);
-}
-
 // --- traces
 
 std::vector<TraceRequest> conversations(size_t n) {

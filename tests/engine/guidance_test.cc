@@ -100,9 +100,7 @@ void guided_run(uint64_t seed, int in_flight) {
     }
   }
   EngineCore core(config);
-  std::string actions;
-  replay_events(run.log.text(), core, [&](Nanos, const Actions& a) { actions += actions_text(a); });
-  EXPECT_TRUE(actions == run.actions) << "the replay differs";
+  EXPECT_TRUE(run.log.replay(core) == run.actions) << "the replay differs";
   guided_totals.preemptions += run.core.stats().preemptions;
   guided_totals.prefix_hits += run.core.stats().prefix_hits;
 }

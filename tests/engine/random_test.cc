@@ -262,9 +262,7 @@ void one_run(uint64_t seed, int in_flight, bool recurrent = false) {
 
   // The recorded events give the same actions again.
   EngineCore core(s.config, s.drafts ? &again : nullptr);
-  std::string actions;
-  replay_events(run.log.text(), core, [&](Nanos, const Actions& a) { actions += actions_text(a); });
-  EXPECT_TRUE(actions == run.actions) << "the replay differs";
+  EXPECT_TRUE(run.log.replay(core) == run.actions) << "the replay differs";
   const EngineStats& stats = run.core.stats();
   totals.prefix_hits += stats.prefix_hits;
   totals.blocks_copied += stats.blocks_copied;

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "engine/event_log.h"
 #include "engine/simulator.h"
+#include "tests/engine/event_log.h"
 #include "tests/engine/fake_plan.h"
 
 namespace tokamak {
