@@ -57,7 +57,7 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option(
       "--activations", options.activations,
       "auto (default): int8 activations for quantised weights; f32; or, on CPUs that multiply "
-      "bf16 tiles (AMX), bf16: faster with many tokens");
+      "bf16 (Arm, AMX), bf16: faster with many tokens, rounds f32 weights too");
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");
