@@ -181,7 +181,7 @@ class Convert(unittest.TestCase):
                              run_json("inspect", TINY / "llama", "--json")["parameters"])
 
     def test_quantised_checkpoint_to_gguf(self):
-        for name in ("gptq", "awq", "fp8_blocks", "bnb_nf4"):
+        for name in ("gptq", "gptq_act_order", "gptq_bits", "awq", "compressed_pack", "fp8_blocks", "bnb_nf4"):
             with self.subTest(name):
                 out = self.folder / f"{name}.gguf"
                 report = self.convert(FAMILIES / name, out, "--type", "f32")
