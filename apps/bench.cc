@@ -61,19 +61,31 @@ Value dispatch_value(const DispatchStats& d) {
       {"compiles", d.compiles}};
 }
 
+// The share of a stack of experts that a step reads when every token uses `used` of them: one
+// token's are known, several tokens are taken to choose evenly.
+double experts_read(int64_t used, int64_t count, int64_t tokens) {
+  double left = 1 - static_cast<double>(used) / static_cast<double>(count);
+  return 1 - std::pow(left, static_cast<double>(tokens));
+}
+
 // Bytes of weights that one decode step reads: every matrix of the decode plan once; of the
-// embedding only its rows.
-double decode_weight_bytes(const PlanSet& plans) {
+// embedding only its rows, of experts those that are used.
+double decode_weight_bytes(const PlanSet& plans, int64_t batch) {
   std::vector<bool> seen(plans.weights.size());
   double bytes = 0;
+  int64_t used = 0;  // experts of a token
   for (const Plan& plan : plans.plans) {
     if (plan.function != "decode") continue;
-    for (const KernelCall& call : plan.calls)
-      for (const CallArg& arg : call.in)
-        if (arg.kind == CallArg::Kind::kWeight && call.op != "embed" && !seen[arg.index]) {
-          seen[arg.index] = true;
-          bytes += static_cast<double>(weight_bytes(plans.weights[arg.index]));
-        }
+    for (const KernelCall& call : plan.calls) {
+      if (call.op == "moe_route") used = call.attrs.at("k").as_int();
+      for (const CallArg& arg : call.in) {
+        if (arg.kind != CallArg::Kind::kWeight || call.op == "embed" || seen[arg.index]) continue;
+        seen[arg.index] = true;
+        const WeightEntry& w = plans.weights[arg.index];
+        double share = call.op == "grouped_linear" ? experts_read(used, w.dims[0], batch) : 1;
+        bytes += share * static_cast<double>(weight_bytes(w));
+      }
+    }
     break;
   }
   return bytes;
@@ -117,7 +129,8 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
       prefill.values.push_back(static_cast<double>(f.batch * f.prompt) / seconds(t1 - t0));
     if (f.gen > 0) decode.values.push_back(static_cast<double>(f.batch * f.gen) / seconds(t2 - t1));
   }
-  double steps_per_second = decode.best() / static_cast<double>(f.batch);
+  double steps_per_second = decode.best() / static_cast<double>(f.batch),
+         step_bytes = decode_weight_bytes(plans, f.batch);
   return Value::Object{
       {"model", plans.model},
       {"backend", setup.backend->name()},
@@ -130,7 +143,8 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
       {"prefill_tokens_per_second_best", prefill.best()},
       {"decode_tokens_per_second", decode.median()},
       {"decode_tokens_per_second_best", decode.best()},
-      {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9},
+      {"decode_weight_bytes", step_bytes},
+      {"decode_weight_gb_per_second", steps_per_second * step_bytes * 1e-9},
       {"mode", setup.eager ? "eager" : "compiled"},
       {"arena_bytes", executable->memory().arena},
       {"dispatch", dispatch_value(executable->dispatch())}};

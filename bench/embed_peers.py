@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Embedding throughput next to sentence-transformers: 1,000 texts of 8 to 256 tokens, float32, on the CPU.
 
-    bench/embed_peers.py [--model FOLDER] [--texts 1000] [--rounds 3] [--threads N]
+    bench/embed_peers.py [--model FOLDER] [--texts 1000] [--rounds 3] [--threads N] [--activations f32,bf16]
 
 The engines run in turn, one after the other, as often as --rounds says; the best time of each counts, and the least processor time (user and
 system), which a busy machine changes little. The server is started once and receives the texts
@@ -36,11 +36,10 @@ def texts_of(count):
 
 
 class Tokamak:
-    name = "tokamak"
-
-    def __init__(self, binary, model, threads, batch):
+    def __init__(self, binary, model, threads, batch, activations):
+        self.name = f"tokamak {activations}"
         self.batch = batch
-        self.server = served.Server(binary, model, "--threads", threads)
+        self.server = served.Server(binary, model, "--threads", threads, "--activations", activations)
         self.url = self.server.url + "/v1/embeddings"
 
     def post(self, texts):
@@ -94,6 +93,7 @@ def main():
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--activations", default="f32,bf16", help="servers to start, by their --activations; sentence-transformers has float32")
     parser.add_argument("--batch", type=int, default=64, help="texts per HTTP request")
     args = parser.parse_args()
     model = args.model
@@ -101,7 +101,9 @@ def main():
         model = subprocess.run([sys.executable, ROOT / "tools" / "get_model.py", "--model", model], check=True, text=True,
                                stdout=subprocess.PIPE).stdout.strip().splitlines()[-1]
     texts = texts_of(args.texts)
-    engines = [Tokamak(args.binary, model, args.threads, args.batch), SentenceTransformers(model, args.threads)]
+    engines = [Tokamak(args.binary, model, args.threads, args.batch, a) for a in args.activations.split(",")]
+    peer = SentenceTransformers(model, args.threads)
+    engines.append(peer)
     times, cpu, vectors = {e.name: [] for e in engines}, {e.name: [] for e in engines}, {}
     for engine in engines:
         engine.encode(texts[:64])  # warm up
@@ -113,14 +115,13 @@ def main():
             cpu[engine.name].append(engine.cpu_seconds() - cpu_start)
     for engine in engines:
         engine.close()
-    ours, theirs = (vectors[e.name] for e in engines)
-    worst = min(cosine(a, b) for a, b in zip(ours, theirs))
-    best = {name: min(t) for name, t in times.items()}
-    for name, seconds in best.items():
-        rounds = ", ".join(f"{t:.2f}" for t in times[name])
-        print(f"{name:24} {args.texts / seconds:8.1f} texts/s   best of {rounds} s   processor time {min(cpu[name]):.2f} s")
-    saved = min(cpu["sentence-transformers"]) / min(cpu["tokamak"])
-    print(f"ratio {best['sentence-transformers'] / best['tokamak']:.2f}, of processor time {saved:.2f}, worst cosine {worst:.7f}, {args.threads} threads")
+    for engine in engines:
+        best, rounds = min(times[engine.name]), ", ".join(f"{t:.2f}" for t in times[engine.name])
+        print(f"{engine.name:24} {args.texts / best:8.1f} texts/s   best of {rounds} s   processor time {min(cpu[engine.name]):.2f} s")
+    for engine in engines[:-1]:
+        ratio, saved = (min(of[peer.name]) / min(of[engine.name]) for of in (times, cpu))
+        worst = min(cosine(a, b) for a, b in zip(vectors[engine.name], vectors[peer.name]))
+        print(f"{engine.name}: ratio {ratio:.2f}, of processor time {saved:.2f}, worst cosine {worst:.7f}, {args.threads} threads")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Compares the tiny quantised checkpoints (tiny_quantized.py) with what the original packages decode from them.
 
-    tools/compare_quantized.py [--gptqmodel FOLDER] [--autoawq FOLDER]
+    tools/compare_quantized.py [--gptqmodel FOLDER] [--autoawq FOLDER] [--tokamak BINARY]
 
+--tokamak: also writes every variant of the formats (tiny_quantized.variants(), some in two files) and compares what the packages decode with
+what `tokamak convert --type f32` does.
 Needs torch, compressed-tensors and bitsandbytes. GPTQModel and AutoAWQ cannot be imported on every machine; given the
 folders of their sources, only the functions that unpack are used. Every value must be equal, bit by bit, where the
 package computes scale * (code - zero) in float32.
@@ -10,14 +12,17 @@ package computes scale * (code - zero) in float32.
 import argparse
 import ast
 import importlib.util
+import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import types
+import zlib
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tiny_families  # noqa: E402
@@ -111,7 +116,8 @@ def awq(t, config, folder):
     spec = importlib.util.spec_from_file_location("packing_utils", folder / "awq/utils/packing_utils.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.dequantize_gemm(t["qweight"], t["qzeros"], t["scales"].float(), 4, config["group_size"]).T
+    group = config["group_size"] if config["group_size"] > 0 else t["qweight"].shape[0]
+    return module.dequantize_gemm(t["qweight"], t["qzeros"], t["scales"].float(), 4, group).T
 
 
 def decode(t, config, args):
@@ -127,10 +133,55 @@ def decode(t, config, args):
     return None
 
 
+def shard(folder):
+    """model.safetensors as two files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    names, index = sorted(tensors), {}
+    for i, part_names in enumerate((names[::2], names[1::2])):
+        file = f"model-{i + 1:05}-of-00002.safetensors"
+        save_file({n: tensors[n] for n in part_names}, folder / file)
+        index.update(dict.fromkeys(part_names, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "model.safetensors").unlink()
+
+
+def compare_variant(name, base, config, folder, args):
+    """(matrices decoded by the package, by tokamak, and how many of both differ from what was written)."""
+    tiny_families.MODELS[name] = {**tiny_families.MODELS[base], "quantization_config": config}
+    tiny_families.NOT_AS_GGUF.add(name)
+    reference = tiny_models.write_family(name, folder).reference
+    tensors = load_file(folder / name / "model.safetensors")
+    modules = modules_of(tensors)
+    packaged = [(m, decode(part(tensors, m), config, args)) for m in modules]
+    packaged = {m: x.numpy() for m, x in packaged if x is not None}
+    if zlib.crc32(name.encode()) % 4 == 0:
+        shard(folder / name)
+    done = subprocess.run([args.tokamak, "convert", folder / name, folder / "out", "--type", "f32"], capture_output=True, text=True)
+    if done.returncode:
+        return f"refused: {done.stderr.strip()}"
+    ours = load_file(folder / "out" / "model.safetensors")
+    wrong = sum(not np.array_equal(x, reference[m + ".weight"]) for m, x in packaged.items())
+    wrong += sum(not np.array_equal(ours[m + ".weight"].numpy(), reference[m + ".weight"]) for m in modules)
+    return f"{len(packaged)} by the package, {len(modules)} by tokamak, {wrong} differ"
+
+
+def sweep(args):
+    failed = False
+    found = tiny_quantized.variants()
+    tiny_quantized.QUANTIZED.update(found)
+    for name, (_, config, _) in found.items():
+        with tempfile.TemporaryDirectory() as folder:
+            said = compare_variant(name, "gptq", config, pathlib.Path(folder), args)
+        failed |= not said.endswith(" 0 differ")
+        print(f"{name}: {said}", flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gptqmodel", type=pathlib.Path)
     parser.add_argument("--autoawq", type=pathlib.Path)
+    parser.add_argument("--tokamak", type=pathlib.Path)
     args = parser.parse_args()
     failed = False
     for name in tiny_quantized.QUANTIZED:
@@ -147,7 +198,7 @@ def main():
             different += not np.array_equal(got.numpy(), reference[module + ".weight"])
         failed |= different > 0
         print(f"{name}: {checked} matrices decoded by the package, {different} differ" if checked else f"{name}: no package")
-    sys.exit(failed)
+    sys.exit(failed | (sweep(args) if args.tokamak else False))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ MODELS["deepseek3"] = config("DeepseekV3ForCausalLM", model_type="deepseek_v3", 
                                  "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
                                  "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
                              **{**LATENT, "q_lora_rank": 40})
+MODELS["glm47_flash"] = config("Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite", topk_method="noaux_tc", n_group=1, topk_group=1,
+                               norm_topk_prob=True, routed_scaling_factor=1.5, pad_token_id=EOS, **{**LATENT, "q_lora_rank": 40})
 GPT_OSS = config("GptOssForCausalLM", model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=16,
                  intermediate_size=32, attention_bias=True, sliding_window=8, swiglu_limit=7.0, rope_scaling={
                      "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
@@ -131,7 +133,8 @@ MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
                 "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
-                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "llama4_text": "llama4", "gemma3n_text": "gemma3n",
+                **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"), "llama4_text": "llama4",
+                "gemma3n_text": "gemma3n",
                 **tiny_others.ARCHITECTURE}
 INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2", "ministral3", "granitemoeshared"}
 
@@ -191,7 +194,7 @@ def attention(t, c, at, blk):
     if kind == "gpt_oss":
         t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
     wide = kind in ("olmo2", "olmo3", "olmoe", "minimax_m2")
-    narrow = kind in ("exaone4", "qwen3_moe", "dots1") or "linear_num_key_heads" in c
+    narrow = kind in ("exaone4", "qwen3_moe", "qwen3_vl_text", "dots1") or "linear_num_key_heads" in c
     if wide or narrow or (c.get("use_qk_norm") and kind != "llama4_text"):
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
@@ -210,7 +213,7 @@ def latent_attention(t, c, at, blk):
     t.matrix(at + "kv_a_proj_with_mqa", blk + "attn_kv_a_mqa", rank + rope, hidden, 1.3)
     t.norm(at + "kv_a_layernorm", blk + "attn_kv_a_norm", rank)
     t.matrix(at + "kv_b_proj", blk + "attn_kv_b", heads * (nope + value), rank, 1.3)
-    if c["model_type"] == "deepseek_v3":  # in two parts; early files have it whole
+    if c["model_type"] != "deepseek_v2":  # in two parts; early files have it whole
         k, v = np.split(t.gguf.pop(blk + "attn_kv_b.weight").reshape(heads, nope + value, rank), [nope], axis=1)
         t.gguf[blk + "attn_k_b.weight"], t.gguf[blk + "attn_v_b.weight"] = k.swapaxes(1, 2), v
     t.matrix(at + "o_proj", blk + "attn_output", hidden, heads * value)
@@ -293,7 +296,8 @@ def experts(t, c, at, blk):
     t.stack(at + "experts.{}." + gate, blk + "ffn_gate_exps", count, ffn, hidden)
     t.stack(at + "experts.{}." + up, blk + "ffn_up_exps", count, ffn, hidden)
     t.stack(at + "experts.{}." + down, blk + "ffn_down_exps", count, hidden, ffn, 2.0)
-    correction = {"glm4_moe": "gate.", "deepseek_v3": "gate.", "dots1": "gate.", "minimax_m2": "", "ernie4_5_moe": "moe_statics."}
+    correction = {**dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v3", "dots1"), "gate."), "minimax_m2": "",
+                  "ernie4_5_moe": "moe_statics."}
     if c["model_type"] in correction:
         bias = t.random(at + "bias", (count,), 0.2)
         t.add(f"{at}{correction[c['model_type']]}e_score_correction_bias", blk + "exp_probs_b.bias", bias)
@@ -402,7 +406,7 @@ def tensors_of(name):
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     if name == "qwen35moe":
         tiny_others.stack_experts(t, MODELS[name])
-    if name == "qwen2_vl":
+    if name in ("qwen2_vl", "qwen3_vl"):
         t.reference = t.hf
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
@@ -435,7 +439,7 @@ def gguf_fields(c):
         fields.update({"attention.key_length": head, "attention.value_length": head})
     if c.get("sliding_window"):
         fields["attention.sliding_window"] = c["sliding_window"]
-    if "rope_scaling" in c and kind not in ("llama4_text", "qwen2_vl"):
+    if "rope_scaling" in c and kind not in ("llama4_text", "qwen2_vl", "qwen3_vl_text"):
         scaling = c["rope_scaling"]
         fields.update({"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"],
                        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"]})
@@ -456,8 +460,9 @@ def gguf_fields(c):
                        "attention.key_length": key, "attention.value_length": value})
         if c["q_lora_rank"]:
             fields["attention.q_lora_rank"] = c["q_lora_rank"]
-        if kind == "deepseek_v3":
+        if "rope_scaling" in c:
             fields.update({"rope.scaling.yarn_log_multiplier": 0.1 * c["rope_scaling"]["mscale_all_dim"]})
+        if kind != "deepseek_v2":
             fields.update({"attention.head_count_kv": 1, "attention.key_length": c["kv_lora_rank"] + rope,
                            "attention.value_length": c["kv_lora_rank"], "attention.key_length_mla": key,
                            "attention.value_length_mla": value})

@@ -19,6 +19,8 @@ def models(config, drop, experts):
             **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}),
         "qwen2_vl": config("Qwen2VLForConditionalGeneration", model_type="qwen2_vl", rope_scaling={
             "type": "mrope", "mrope_section": [2, 3, 3]}),
+        "qwen3_vl": config("Qwen3VLForConditionalGeneration", model_type="qwen3_vl_text", head_dim=16, rope_scaling={
+            "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
         "stablelm": config("StableLmForCausalLM", model_type="stablelm", layer_norm_eps=1e-5, partial_rotary_factor=0.25,
                            use_qkv_bias=True, rms_norm_eps=drop),
         "gpt_neox": config("GPTNeoXForCausalLM", model_type="gpt_neox", layer_norm_eps=1e-5, rotary_pct=0.25, hidden_act="gelu",
@@ -41,9 +43,10 @@ def models(config, drop, experts):
 
 
 NOT_AS_GGUF = {"glm", "qwen35", "qwen35moe"}
-ARCHITECTURE = {"olmo3": "olmo2", "ministral3": "mistral3", "qwen2_vl": "qwen2vl", "gpt_neox": "gptneox", "granitemoeshared": "granitemoe",
+ARCHITECTURE = {"olmo3": "olmo2", "ministral3": "mistral3", "qwen2_vl": "qwen2vl", "qwen3_vl_text": "qwen3vl", "gpt_neox": "gptneox", "granitemoeshared": "granitemoe",
                 "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"}
-REFERENCE = {"qwen2_vl": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None}}
+REFERENCE = {"qwen2_vl": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None},
+             "qwen3_vl": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_scaling": None}}
 
 
 def granite_experts(t, c, at, blk):

@@ -5,6 +5,7 @@ compressed-tensors, fp8 and bitsandbytes checkpoints have, and keeps the values 
 transformers computes the expected logits with those, and the test `families` compares every weight with them, bit by bit.
 tools/compare_quantized.py compares them with what the original packages decode.
 """
+import itertools
 import json
 
 import numpy as np
@@ -54,6 +55,7 @@ def pack_bits(codes, bits):
 def round_to_groups(w, bits, group, symmetric, rounded):
     """Codes 0 .. 2^bits - 1 [n, k], scales and zeros [n, k / group]; `rounded` makes the scales storable."""
     n, k = w.shape
+    group = k if group < 0 else group
     parts, top = w.reshape(n, k // group, group), 2 ** bits - 1
     if symmetric:
         scale = rounded(np.abs(parts).max(-1) / (2 ** (bits - 1) - (1 if bits > 2 else 0.5)))
@@ -67,6 +69,7 @@ def round_to_groups(w, bits, group, symmetric, rounded):
 
 
 def values_of(codes, scale, zero, group):
+    group = codes.shape[1] if group < 0 else group
     return np.repeat(scale, group, 1).astype(F32) * (codes - np.repeat(zero, group, 1)).astype(F32)
 
 
@@ -101,7 +104,7 @@ class Checkpoint:
         codes, scale, zero = round_to_groups(w[:, perm], bits, group, symmetric, f16)
         x, g_idx, stored = np.empty_like(w), np.empty(k, np.int32), np.empty_like(codes)
         x[:, perm] = values_of(codes, scale, zero, group)
-        g_idx[perm], stored[:, perm] = np.arange(k) // group, codes
+        g_idx[perm], stored[:, perm] = np.arange(k) // (group if group > 0 else k), codes
         self.value(module, x)
         self.add(module + ".qweight", pack_bits(stored, bits).T)
         self.add(module + ".qzeros", pack_bits((zero.T - (1 if version == 1 else 0)), bits))
@@ -125,7 +128,7 @@ class Checkpoint:
         codes, scale, zero = round_to_groups(w[:, perm], bits, group, symmetric, bf16)
         x, g_idx, stored = np.empty_like(w), np.empty(k, np.int32), np.empty_like(codes)
         x[:, perm] = values_of(codes, scale, zero, group)
-        g_idx[perm], stored[:, perm] = np.arange(k) // group, codes
+        g_idx[perm], stored[:, perm] = np.arange(k) // (group if group > 0 else k), codes
         self.value(module, x)
         self.add(module + ".weight_packed", pack_bits(stored, bits))
         self.add_bf16(module + ".weight_scale", scale)
@@ -158,10 +161,10 @@ class Checkpoint:
         scale = scale.reshape(1) if scale.size == 1 else scale
         self.add_bf16(f"{module}.{name}", scale) if kind == "BF16" else self.add(f"{module}.{name}", scale)
 
-    def nf4(self, module, w, nested):
-        blocks = w.reshape(-1, 64)
+    def nf4(self, module, w, nested, block=64):
+        blocks = w.reshape(-1, block)
         absmax = np.abs(blocks).max(-1).astype(F32)
-        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(w.shape)}
+        state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(w.shape)}
         at = module + ".weight"
         if nested:  # absmax less its mean, as 8-bit numbers of a table
             table = np.linspace(-1, 1, 256).astype(F32)
@@ -272,6 +275,44 @@ QUANTIZED = {
                               "down_proj": ("nf4", {"nested": False}), "": ("nf4", {"nested": True})})),
     "bnb_int8": ("llama", {"quant_method": "bitsandbytes", "load_in_8bit": True}, by_part({"": ("bnb8", {})})),
 }
+
+
+def variants():
+    """name -> (base model, quantization_config, how each layer is written): every combination of settings that publishers use."""
+    out = {}
+
+    def add(label, config, method, **options):
+        out[label] = ("llama", config, by_part({"": (method, options)}))
+    both = (False, True)
+    for bits, group, symmetric, order, version in itertools.product((2, 3, 4, 8), (32, 64, 128, -1), both, both, (1, 2)):
+        name = f"gptq{bits} v{version} group {group}{' sym' * symmetric}{' act-order' * order}"
+        add(name, gptq_config(bits=bits, group_size=group, sym=symmetric, desc_act=order, checkpoint_format="gptq_v2" if version == 2 else "gptq"),
+            "gptq", bits=bits, group=group, symmetric=symmetric, act_order=order, version=version)
+    for group in (32, 64, 128, -1):
+        add(f"awq group {group}", {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}, "awq", group=group)
+    for bits, group, symmetric, order in itertools.product((4, 8), (32, 64, 128, -1), both, both):
+        add(f"packed int{bits} group {group}{' sym' * symmetric}{' act-order' * order}",
+            compressed("pack-quantized", num_bits=bits, symmetric=symmetric, group_size=group, strategy="channel" if group < 0 else "group"),
+            "packed", bits=bits, group=group, symmetric=symmetric, act_order=order)
+    for symmetric in both:
+        add(f"W8A8 int8{' sym' * symmetric}", compressed("int-quantized", num_bits=8, symmetric=symmetric, strategy="channel"), "int8",
+            symmetric=symmetric)
+    whole = 10 ** 9
+    for label, rows, columns, strategy in (("tensor", whole, whole, "tensor"), ("channel", 1, whole, "channel"), ("block", 128, 128, "block")):
+        for kind in ("F32", "BF16"):
+            block = {"block_structure": [rows, columns]} if strategy == "block" else {}
+            add(f"compressed fp8 {label} {kind}", compressed("float-quantized", num_bits=8, type="float", strategy=strategy, **block), "fp8",
+                rows=rows, columns=columns, kind=kind)
+    for block in ([128, 128], [64, 128], [32, 32], [64, 64]):
+        add(f"fp8 blocks of {block[0]} x {block[1]}",
+            {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block}, "fp8", rows=block[0],
+            columns=block[1], name="weight_scale_inv")
+    add("fbgemm_fp8", {"quant_method": "fbgemm_fp8"}, "fp8", rows=1, columns=whole)
+    for nested, block in itertools.product(both, (64, 128)):
+        add(f"NF4 blocks of {block}{' nested' * nested}", {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "nf4", nested=nested, block=block)
+    add("LLM.int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb8")
+    return out
 
 
 def quantize(t, name):

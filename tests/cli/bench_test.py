@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from tokamak import TINY, run, run_json
+from tokamak import FAMILIES, TINY, run, run_json
 
 LLAMA = TINY / "llama.gguf"
 
@@ -24,6 +24,16 @@ print(json.dumps([
     {{"build_commit": "abc1234", "n_prompt": int(flags["-p"]), "n_gen": 0, "avg_ts": speed}},
     {{"build_commit": "abc1234", "n_prompt": 0, "n_gen": int(flags["-n"]), "avg_ts": speed / 2}}]))
 """
+
+
+class Latency(unittest.TestCase):
+    def test_weights_read_by_a_step(self):
+        """Of a mixture only the experts that are used: 2 of 4 for one token, at most all for many."""
+        whole, embedding, experts = 756992, 128 * 64 * 4, 2 * 4 * 3 * 96 * 64 * 4
+        for batch, share in ((1, 1 / 2), (2, 3 / 4), (8, 255 / 256)):
+            row = run_json("bench", "latency", FAMILIES / "mixtral.gguf", "--prompt", "4", "--gen", "2", "--repeat", "1", "--batch", str(batch),
+                           "--json")[0]
+            self.assertAlmostEqual(row["decode_weight_bytes"], whole - embedding - (1 - share) * experts, delta=1000)
 
 
 class Kernels(unittest.TestCase):

@@ -113,11 +113,41 @@ std::vector<int64_t> places(const FilePart& part, std::vector<int64_t> dims, boo
   return at;
 }
 
-LoadedTensor load_part(const FilePart& part, const ModelConfig& c, const WeightSource& source) {
-  auto found = c.weights.find(part.weight);
-  TK_CHECK(found != c.weights.end(), "no weight {}", part.weight);
+LoadedTensor load_named(const std::string& name, const ModelConfig& c, const WeightSource& source) {
+  auto found = c.weights.find(name);
+  TK_CHECK(found != c.weights.end(), "no weight {}", name);
   const ModelConfig::Weight& w = found->second;
-  return load_weight({part.weight, w.dtype, w.dims, w.recipe, {}, {}}, source);
+  return load_weight({name, w.dtype, w.dims, w.recipe, {}, {}}, source);
+}
+
+// The weight that says how the columns of a matrix were sorted (GPTQ with desc_act); empty: none.
+std::string order_of(const std::string& weight, const ModelConfig& c) {
+  std::string name = weight.substr(0, weight.rfind('.')) + ".order";
+  return c.weights.contains(name) ? name : "";
+}
+
+// The matrix as f32, each column where it was before they were sorted.
+LoadedTensor unsorted(const LoadedTensor& sorted, const TensorView& order) {
+  int64_t columns = sorted.view.dims.back(), rows = sorted.view.elements() / columns;
+  const auto* place = reinterpret_cast<const int32_t*>(order.bytes.data());
+  LoadedTensor out;
+  out.owned.resize(static_cast<size_t>(rows * columns) * sizeof(float));
+  auto* to = reinterpret_cast<float*>(out.owned.data());
+  std::vector<float> row(static_cast<size_t>(columns));
+  for (int64_t r = 0; r < rows; ++r, to += columns) {
+    decode_row(sorted.view.dtype,
+               sorted.view.bytes.data() + dtype_bytes(sorted.view.dtype, r * columns), row.data(),
+               columns);
+    for (int64_t i = 0; i < columns; ++i) to[place[i]] = row[static_cast<size_t>(i)];
+  }
+  out.view = {DType::kF32, sorted.view.dims, out.owned};
+  return out;
+}
+
+LoadedTensor load_part(const FilePart& part, const ModelConfig& c, const WeightSource& source) {
+  LoadedTensor loaded = load_named(part.weight, c, source);
+  std::string order = order_of(part.weight, c);
+  return order.empty() ? std::move(loaded) : unsorted(loaded, load_named(order, c, source).view);
 }
 
 // Copies a weight to its places in the tensor.
@@ -256,7 +286,8 @@ FileBytes assemble(const FileTensor& tensor, const ModelConfig& c, const WeightS
     by_rows = by_rows && !moves_elements(part, tensor);
     bool same = part.decays == Decays::kSame;
     plain = plain && part.steps.empty() && same;
-    types.insert(added(part) != 0 || !same ? DType::kF32 : c.weights.at(part.weight).dtype);
+    bool as_f32 = added(part) != 0 || !same || !order_of(part.weight, c).empty();
+    types.insert(as_f32 ? DType::kF32 : c.weights.at(part.weight).dtype);
   }
   bool blocks = std::any_of(types.begin(), types.end(), is_block_type);
   out.dtype = types.size() == 1 && (by_rows || plain || !blocks) ? *types.begin() : DType::kF32;
