@@ -86,6 +86,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
   if (loaded.adapters) {
     model.adapters = loaded.adapters->list();
+    model.adapter_rank = loaded.adapters->rank();
     for (const auto& adapter : model.adapters) loaded.adapters->remove(adapter->name);
     model.open_adapter = [host = loaded.adapters, folder = flags.lora_dir](
                              const std::string& name, const std::string& path) {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -180,7 +179,6 @@ void release_merged(const WeightSource& weights) {
 
 std::shared_ptr<const Adapter> make_adapter(const std::string& name, const std::string& path,
                                             const ImportedAdapter& imported, int64_t most_rank) {
-  static std::atomic<uint64_t> next{1};
   if (imported.dora)
     fail(ErrorCode::kUnsupported,
          "{}: DoRA scales the rows of the model's own weights; merge the adapter with "
@@ -190,7 +188,7 @@ std::shared_ptr<const Adapter> make_adapter(const std::string& name, const std::
     fail(ErrorCode::kOutOfRange, "{}: the adapter has rank {}; start with --max-lora-rank {}", path,
          imported.rank, imported.rank);
   auto out = std::make_shared<Adapter>();
-  out->id = next++;
+  out->id = next_adapter_id();
   out->name = name;
   out->rank = imported.rank;
   for (const AdapterTarget& t : imported.targets) {

@@ -11,7 +11,11 @@ namespace tokamak {
 
 void StepQueue::set_adapter(const AdapterAction& action) {
   try {
-    executable_.set_adapter(action.slot, action.adapter->tensors);
+    const Adapter& adapter = *action.adapter;
+    if (adapter.parts.empty())
+      executable_.set_adapter(action.slot, adapter.tensors);
+    else
+      executable_.set_adapter(action.slot, sum_of_parts(adapter));
     broken_slots_.erase(action.slot);
   } catch (const std::exception& e) {
     broken_slots_[action.slot] = fmt::format("adapter {}: {}", action.adapter->name, e.what());

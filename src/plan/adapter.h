@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "plan/plan.h"
 #include "plan/weight_source.h"
@@ -25,7 +27,13 @@ struct Adapter {
   // lora.NAME.a [r, k] and lora.NAME.b [n, r] in f32, r at most the rank of the slots. Matrices
   // that the adapter does not change are absent.
   WeightTable tensors;
+  // The adapter is the sum of these, each times its scale, and has no tensors of its own.
+  std::vector<std::pair<std::shared_ptr<const Adapter>, float>> parts;
 };
+
+uint64_t next_adapter_id();
+// The tensors of a sum: ranks add up. Takes as long as copying them.
+WeightTable sum_of_parts(const Adapter& adapter);
 
 inline bool is_adapter_weight(const WeightEntry& entry) {
   return entry.name.starts_with(kAdapterWeights) && entry.dims.size() == 3;

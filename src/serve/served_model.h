@@ -51,6 +51,8 @@ struct ServedModel {
   std::function<std::shared_ptr<const Adapter>(const std::string& name, const std::string& path)>
       open_adapter;
   std::vector<std::shared_ptr<const Adapter>> adapters;  // that the server starts with
+  int64_t adapter_rank = 0;                              // the largest that one may have
+  std::shared_ptr<const Adapter> adapter;                // of an adapter: itself
   EmbeddingSpec embedding;
   std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
   int64_t vector_width = 0;                          // numbers of an embedding

@@ -20,6 +20,14 @@ GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": Tr
 
 
 def admin(server, path, key="secret", **body):
+    return send(server, path, key, body)
+
+
+def set_scales(server, scales, key=""):
+    return send(server, "/lora-adapters", key, scales)
+
+
+def send(server, path, key, body):
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     request = urllib.request.Request(server.url + path, json.dumps(body).encode(), headers)
     try:
@@ -167,6 +175,66 @@ class Serving(unittest.TestCase):
         self.assertGreaterEqual(len(set(seen) - {404}), 2)
         self.assertEqual(admin(self.server, "/v1/unload_lora_adapter", lora_name="busy")[0], 200)
         self.assertEqual(answer(self.server, "busy"), 404)
+
+
+class Scales(unittest.TestCase):
+    """llama.cpp's way: GET and POST /lora-adapters, and "lora" in a request."""
+
+    def test_sums_and_scales(self):
+        modules = [f"qv={ADAPTERS / 'llama_qv'}", f"all={ADAPTERS / 'llama_all'}"]
+        with Serve(MODEL, "--lora-modules", *modules, "--max-lora-rank", "16") as server:
+            plain, qv, both = answer(server, "llama"), answer(server, "qv"), None
+
+            def scaled(*scales, **more):
+                return answer(server, lora=[{"id": i, "scale": s} for i, s in enumerate(scales)], **more)
+            self.assertEqual((scaled(0, 0), scaled(1, 0), scaled(1)), (plain, qv, qv))
+            both = scaled(1, 1)
+            weak, strong = scaled(0.001), scaled(3)
+            self.assertEqual(weak, plain)  # so little changes no token
+            self.assertEqual(len({plain, qv, both, strong, scaled(-3)}), 5)
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:  # more sums than slots at once
+                asked = [(1, 1), (3,), (0.001,), (0, 1), (1,), (-3,)] * 4
+                texts = list(pool.map(lambda s: scaled(*s), asked))
+            self.assertEqual(texts[:6] * 3, texts[6:])
+            self.assertEqual((texts[0], texts[1], texts[3]), (both, strong, answer(server, "all")))
+
+            self.assertEqual([(a["id"], a["path"], a["scale"]) for a in json.loads(server.get("/lora-adapters"))], [(0, "qv", 0), (1, "all", 0)])
+            self.assertEqual(set_scales(server, [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}])[0], 200)
+            self.assertEqual((answer(server), answer(server, "qv"), scaled(0)), (both, qv, plain))
+            _, _, whole = server.post("/completion", prompt=PROMPT, n_predict=12, temperature=0, ignore_eos=True, repeat_last_n=-1)
+            self.assertEqual(whole["content"], both)
+            self.assertEqual([a["scale"] for a in json.loads(server.get("/lora-adapters"))], [1, 1])
+            self.assertEqual(set_scales(server, [])[0], 200)
+            self.assertEqual(answer(server), plain)
+
+    def test_sums_are_those_of_the_merged_weights(self):
+        args = (PROMPT, "--max-tokens", 12, "--temperature", 0, "--ignore-eos", "--json")
+        merged = json.loads(run("run", MODEL, *args, "--merge-adapter", ADAPTERS / "llama_qv", "--merge-adapter", ADAPTERS / "llama_all").stdout)["text"]
+        with Serve(MODEL, "--lora-modules", f"qv={ADAPTERS / 'llama_qv'}", f"all={ADAPTERS / 'llama_all'}", "--max-lora-rank", "16") as server:
+            self.assertEqual(answer(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]), merged)
+
+    def test_wrong_requests(self):
+        with Serve(MODEL, "--lora-modules", f"all={ADAPTERS / 'llama_all'}", f"qv={ADAPTERS / 'llama_qv'}", "--max-lora-rank", "8", "--admin-key", "secret") as server:
+            one = {"id": 0, "scale": 1}
+            for lora, param in (([{"id": 2, "scale": 1}], "lora.id"), ([{"id": -1, "scale": 1}], "lora.id"), ([{"id": "0", "scale": 1}], "lora.id"),
+                                ([{"id": 0}], "lora.scale"), ([{"id": 0, "scale": "1"}], "lora.scale"), ([{"scale": 1}], "lora.id"), ({"id": 0}, "lora"),
+                                ([0], "lora"), ("x", "lora"), ([one, {"id": 1, "scale": 1}], "lora")):  # ranks 8 and 4 in slots of rank 8
+                status, _, data = server.post("/v1/completions", **GREEDY, lora=lora)
+                self.assertEqual((status, data["error"]["param"]), (400, param), lora)
+            self.assertEqual(answer(server, "all", lora=[one]), 400)
+            self.assertEqual(set_scales(server, [one])[0], 401)
+            self.assertEqual(set_scales(server, [one, {"id": 1, "scale": 1}], "secret")[0], 400)
+            for body in ({"id": 0, "scale": 1}, 3, None, [[]]):
+                self.assertEqual(set_scales(server, body, "secret")[0], 400, body)
+            self.assertEqual([a["scale"] for a in json.loads(server.get("/lora-adapters"))], [0, 0])
+            self.assertEqual(set_scales(server, [one], "secret")[0], 200)
+            self.assertEqual(answer(server), answer(server, "all"))
+            self.assertEqual(admin(server, "/v1/unload_lora_adapter", lora_name="all")[0], 200)
+            self.assertEqual(answer(server), answer(server, "llama"))
+        with Serve(MODEL) as server:
+            self.assertEqual(json.loads(server.get("/lora-adapters")), [])
+            self.assertEqual(answer(server, lora=[{"id": 0, "scale": 1}]), 400)
+            self.assertEqual(answer(server, lora=[]), answer(server))
 
 
 class Flags(unittest.TestCase):

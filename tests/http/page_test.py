@@ -335,6 +335,14 @@ class Page(Browser):
         page.keyboard.press("Escape")
         page.wait_for_selector("#send:visible")
         self.assertEqual(page.evaluate("document.getElementById('log').scrollTop"), 10)
+        # The next message is shown and followed again.
+        self.ask(page, "[slow 4] another one")
+        page.wait_for_selector(".message.assistant:nth-child(4) p")
+        page.wait_for_timeout(150)
+        self.assertLess(page.evaluate(bottom), 16)
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#send:visible")
+        self.assertLess(page.evaluate(bottom), 16)
 
     def test_formulas_and_colours(self):
         """Needs the Debian packages at build time; what is not a formula or code stays text."""

@@ -18,8 +18,9 @@ Buffer::Buffer(uint64_t bytes, uint64_t lead) {
     fail(ErrorCode::kResourceExhausted,
          "cannot allocate {} bytes of memory: use a smaller model, context or batch", bytes);
   }
-  if (bytes_ >= kHugePage) madvise(p, lead_ + bytes_, MADV_HUGEPAGE);
   data_ = static_cast<uint8_t*>(p) + lead_;
+  // Not the lead: a huge page that reaches into it would be resident as a whole.
+  if (bytes_ >= kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);
 }
 
 Buffer::~Buffer() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string_view>
 #include <utility>
 
@@ -24,6 +25,7 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
 constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",        "penalize_nl",
                                          "input_prefix", "input_extra",    "input_suffix",
                                          "slot_id",      "response_fields"};
+constexpr size_t kMaxList = 1024;    // biases, names of fields
 constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
 // The answer of one prompt, whole or in a stream.
@@ -213,6 +215,9 @@ Value bias_object(const Value& given, const Tokenizer& tokenizer) {
       if (id) return given;  // OpenAI's form
       list.push_back(Value::Array{Value(key), bias});
     }
+  if (list.size() > kMaxList)
+    bad_request("logit_bias", "array_above_max_length",
+                "Invalid 'logit_bias': at most {} tokens are allowed.", kMaxList);
   Value out = Value::object();
   for (size_t i = 0; i < list.size(); ++i) {
     std::string param = fmt::format("logit_bias[{}]", i);
@@ -310,6 +315,9 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
     out.body.set("return_token_ids", true);
   Value wanted;
   if (const auto* names = fields.array("response_fields"); names != nullptr && !names->empty()) {
+    if (names->size() > kMaxList)
+      bad_request("response_fields", "array_above_max_length",
+                  "Invalid 'response_fields': at most {} names are allowed.", kMaxList);
     for (size_t i = 0; i < names->size(); ++i)
       if (!(*names)[i].is_string())
         wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);

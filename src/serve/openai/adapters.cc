@@ -37,6 +37,11 @@ class AdapterClient final : public Client {
 
 }  // namespace
 
+std::shared_ptr<Client> with_adapter(std::shared_ptr<Client> base,
+                                     std::shared_ptr<const Adapter> adapter) {
+  return std::make_shared<AdapterClient>(std::move(base), std::move(adapter));
+}
+
 void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> adapter,
                       bool replace) {
   auto model = std::make_shared<ServedModel>(base);
@@ -44,10 +49,12 @@ void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> ad
   model->aliases.clear();
   model->parent = base.name;
   model->created = unix_seconds();
-  model->client = std::make_shared<AdapterClient>(base.client, std::move(adapter));
+  model->adapter = adapter;
+  model->client = with_adapter(base.client, std::move(adapter));
   if (registry_->has(model->name))
     bad_request("lora_name", "invalid_value", "'{}' is the name of a model.", model->name);
   std::lock_guard lock(adapters_mutex_);
+  sums_.clear();  // a replaced adapter is no longer needed
   auto& place = adapters_[model->name];
   if (place && !replace)
     bad_request("lora_name", "invalid_value",
@@ -89,6 +96,7 @@ http::Response Api::unload_adapter(const Value& body) {
   const std::string& name = fields.require_string("lora_name");
   {
     std::lock_guard lock(adapters_mutex_);
+    sums_.clear();
     if (adapters_.erase(name) == 0)
       throw ApiError(404, fmt::format("The adapter '{}' does not exist.", name), "lora_name",
                      "model_not_found");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <cstddef>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace tokamak::openai {
 namespace {
 
 constexpr int kMaxJsonDepth = 64;
+constexpr size_t kMaxMembers = 4096;
 
 void check_content_type(const http::Request& request) {
   std::string type(request.header("content-type"));
@@ -34,16 +36,20 @@ void check_content_type(const http::Request& request) {
     throw ApiError(415, "Compressed bodies are not supported.", "", "unsupported_content_encoding");
 }
 
+// Objects are searched from their beginning, so that very wide ones would take very long.
+void check_width(const Value& value) {
+  if (value.is_array())
+    for (const Value& item : value.as_array()) check_width(item);
+  if (!value.is_object()) return;
+  if (value.size() > kMaxMembers)
+    bad_request("", "invalid_json",
+                "The JSON body of your request has an object with more than {} members.",
+                kMaxMembers);
+  for (const auto& [key, member] : value.as_object()) check_width(member);
+}
+
 Value parse_body(const http::Request& request) {
-  if (request.body.empty())
-    bad_request("", "missing_body", "The request has no body; send a JSON object.");
-  Value body;
-  try {
-    body = parse_json(request.json(), "body", {.max_depth = kMaxJsonDepth});
-  } catch (const Error& e) {
-    bad_request("", "invalid_json", "We could not parse the JSON body of your request: {}",
-                e.what());
-  }
+  Value body = parse_any_body(request);
   if (!body.is_object())
     bad_request("", "invalid_json", "The JSON body of the request must be an object.");
   return body;
@@ -94,6 +100,20 @@ std::vector<ModelEntry> entries_of(std::vector<ServedModel> models) {
 }
 
 }  // namespace
+
+Value parse_any_body(const http::Request& request) {
+  if (request.body.empty())
+    bad_request("", "missing_body", "The request has no body; send a JSON object.");
+  Value body;
+  try {
+    body = parse_json(request.json(), "body", {.max_depth = kMaxJsonDepth});
+  } catch (const Error& e) {
+    bad_request("", "invalid_json", "We could not parse the JSON body of your request: {}",
+                e.what());
+  }
+  check_width(body);
+  return body;
+}
 
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : Api(std::move(options), entries_of(std::move(models))) {}
@@ -435,6 +455,7 @@ void Api::add_routes(http::Router& router) {
   add_plain("/apply-template", &Api::apply_template);
   add_model_routes(router);
   add_adapter_routes(router);
+  add_scale_routes(router);
   add_operator_routes(router);
   add_compat_routes(*this, router);
 }

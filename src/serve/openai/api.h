@@ -95,6 +95,14 @@ class Api {
   http::Response load_adapter(const Value& body);
   http::Response unload_adapter(const Value& body);
   void add_adapter_routes(http::Router& router);
+  // lora_scales.cc: llama.cpp's way, adapters by number and scale
+  std::vector<std::shared_ptr<const ServedModel>> numbered_adapters(
+      const std::string& parent) const;
+  std::shared_ptr<const ServedModel> with_scales(std::shared_ptr<const ServedModel> model,
+                                                 const Value* given) const;
+  http::Response list_scales() const;
+  http::Response set_scales(const http::Request& request);
+  void add_scale_routes(http::Router& router);
   // operators.cc
   std::string salt_of(const std::string& tenant, const std::string& salt) const;
   http::Response reset_cache(const http::Request& request);
@@ -143,10 +151,20 @@ class Api {
   std::mutex timeline_mutex_;  // and one for a measured step
   mutable std::mutex adapters_mutex_;
   std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
+  // The scale of adapters, by their ids, for requests that do not say; and the sums in use.
+  using Scales = std::map<uint64_t, float>;
+  Scales scales_;
+  mutable std::map<Scales, std::shared_ptr<const Adapter>> sums_;
   std::unique_ptr<RequestLog> log_;
   std::unique_ptr<ModelRegistry> registry_;
   std::shared_ptr<PausedPrograms> paused_programs_;
   std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
+
+// The engine of a model, with an adapter for every request.
+std::shared_ptr<Client> with_adapter(std::shared_ptr<Client> base,
+                                     std::shared_ptr<const Adapter> adapter);
+// The body of a request as JSON of any kind. Throws ApiError(400).
+Value parse_any_body(const http::Request& request);
 
 }  // namespace tokamak::openai

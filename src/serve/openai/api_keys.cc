@@ -39,7 +39,10 @@ void read_limit(const std::string& path, int number, const std::string& word, Ap
 }  // namespace
 
 std::vector<ApiKey> read_key_file(const std::string& path) {
-  std::istringstream lines(read_text_file(path));
+  std::string text = read_text_file(path);
+  constexpr std::string_view kMark = "\xef\xbb\xbf";  // that editors put before UTF-8
+  if (text.starts_with(kMark)) text.erase(0, kMark.size());
+  std::istringstream lines(text);
   std::vector<ApiKey> keys;
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -48,6 +51,10 @@ std::vector<ApiKey> read_key_file(const std::string& path) {
     ApiKey key;
     if (!(words >> key.key) || key.key[0] == '#') continue;
     for (std::string word; words >> word;) read_limit(path, number, word, key);
+    for (const ApiKey& other : keys)
+      if (other.key == key.key)
+        fail(ErrorCode::kInvalidArgument, "{}, line {}: the key stands in the file twice", path,
+             number);
     keys.push_back(std::move(key));
   }
   if (keys.empty()) fail(ErrorCode::kInvalidArgument, "{} contains no keys", path);

@@ -53,7 +53,7 @@ std::shared_ptr<const ServedModel> Api::loaded_model(const std::string& name) co
 }
 
 std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
-  return model(Fields(body).string("model").value_or(""));
+  return with_scales(model(Fields(body).string("model").value_or("")), body.find("lora"));
 }
 
 http::Response Api::list_models() const {

@@ -428,6 +428,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
                  "verbosity"});
+  fields.find("lora");  // read where the model is chosen
   params.grammar = read_structured(fields, model);
   params.jump_forward = fields.boolean("jump_forward").value_or(model.jump_forward);
   read_token_lists(fields, model, params);

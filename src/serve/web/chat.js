@@ -46,7 +46,7 @@ function gone() {
 
 // ---- conversation ------------------------------------------------------------------------------------------------
 
-const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 16;
+const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 48;  // the status line may have grown
 const toEnd = (log) => log.scrollTo({top: log.scrollHeight, behavior: "instant"});
 const empty = $("empty");
 
@@ -213,6 +213,7 @@ async function answer(before = null) {
   draw();
   const box = $("log").appendChild(element("article", {className: "message assistant"}, element("div", {className: "who"}, "Model"),
                                            element("div", {className: "body"})));
+  toEnd($("log"));
   const start = performance.now();
   let first = 0, queued = false;
   const refresh = () => {
