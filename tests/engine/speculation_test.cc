@@ -476,6 +476,28 @@ TEST(AdaptiveDrafts, UsesWhatPays) {
   EXPECT_GT(useless.stats.draft_fallbacks, 0);
 }
 
+// Proposals become stronger and are always right: each strength that is new need not be learnt.
+TEST(AdaptiveDrafts, StrongerProposalsAreTrustedAsWeakerOnes) {
+  class Stronger final : public Drafter {
+   public:
+    Stronger(std::unique_ptr<Drafter> drafter, int64_t each)
+        : drafter_(std::move(drafter)), each_(each) {}
+    void propose(std::span<DraftRequest> requests) override {
+      drafter_->propose(requests);
+      for (DraftRequest& r : requests)
+        r.strength = static_cast<int32_t>(std::min<int64_t>(count_++ / each_, strengths() - 1));
+    }
+    int32_t strengths() const override { return kMostDraftStrengths; }
+
+   private:
+    std::unique_ptr<Drafter> drafter_;
+    int64_t each_, count_ = 0;
+  };
+  Stronger changing(oracle(1 << 20), 8), same(oracle(1 << 20), 1 << 20);
+  double learnt_once = run_paced(&same, true, 1, 0.6).seconds;
+  EXPECT_LT(run_paced(&changing, true, 1, 0.6).seconds, 1.05 * learnt_once);
+}
+
 TEST(AdaptiveDrafts, NotInLargeBatches) {
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans, 0, 8000);

@@ -6,12 +6,15 @@
 namespace tokamak {
 namespace {
 
-constexpr double kClearGain = 1.02;    // tokens per second, against no drafts
-constexpr double kPriorWeight = 3;     // of the average, in drafts
-constexpr double kKeepSequence = 0.9;  // weight of the past, per verified proposal
-constexpr double kKeepAverage = 0.98;  //
-constexpr int32_t kFirstPause = 16;    // proposals that are not used before the next attempt
+constexpr double kClearGain = 1.02;     // tokens per second, against no drafts
+constexpr double kMostPrior = 12;       // weight of the average, in drafts
+constexpr double kKeepSequence = 0.9;   // weight of the past, per verified proposal
+constexpr double kKeepAverage = 0.995;  //
+constexpr int32_t kFirstPause = 16;     // proposals that are not used before the next attempt
 constexpr int32_t kLongestPause = 128;
+// Numbers of drafts to choose from. Few, so that what a step with them takes is soon known; with
+// one decode they fill steps of 2, 3, 4, 6, 8, 12 ... rows, which kernels multiply in groups.
+constexpr int32_t kLengths[] = {1, 2, 3, 5, 7, 11, 15, 23, 31};
 
 }  // namespace
 
@@ -27,21 +30,43 @@ int32_t DraftPlanner::most_for(const Sequence& seq) const {
   return wanted < 0 ? most : std::min(most, wanted);
 }
 
+// Of all sequences. A stronger proposal is no less likely to be right, so neighbours whose averages
+// say otherwise share one (isotonic regression): a strength that is seldom seen has little evidence
+// of its own.
+DraftPlanner::Average DraftPlanner::average(int32_t strength) const {
+  struct Pool {
+    Average average;
+    int32_t last;  // strength
+  };
+  std::array<Pool, kMostDraftStrengths> pools;
+  size_t count = 0;
+  for (int32_t s = 0; s < drafter_->strengths(); ++s) {
+    Pool pool = {average_[static_cast<size_t>(s)], s};
+    for (; count > 0 && pools[count - 1].average.share() > pool.average.share(); --count) {
+      pool.average.accepted += pools[count - 1].average.accepted;
+      pool.average.rejected += pools[count - 1].average.rejected;
+    }
+    pools[count++] = pool;
+  }
+  return std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return strength <= p.last; })
+      ->average;
+}
+
 double DraftPlanner::rate(const Sequence& seq, int32_t strength) const {
   const DraftRecord::Rate& r = seq.draft.rates[static_cast<size_t>(strength)];
-  const Average& all = average_[static_cast<size_t>(strength)];
-  double average = all.accepted / (all.accepted + all.rejected);
-  return (r.accepted + kPriorWeight * average) / (r.accepted + r.rejected + kPriorWeight);
+  Average all = average(strength);
+  double weight = std::min(kMostPrior, all.accepted + all.rejected);
+  return (r.accepted + weight * all.share()) / (r.accepted + r.rejected + weight);
 }
 
 // The number of drafts, each accepted with probability `a`, that gives the most tokens per second;
 // 0: no clear gain.
 int32_t DraftPlanner::best_length(double a, int32_t most) const {
   double chance = 1, tokens = tokens_, best = kClearGain * tokens_ / cost_.seconds(rows_);
-  int32_t length = 0;
-  for (int32_t k = 1; k <= most; ++k) {
-    chance *= a;
-    tokens += chance;
+  int32_t length = 0, counted = 0;
+  for (int32_t k : kLengths) {
+    if (k > most) break;
+    for (; counted < k; ++counted) tokens += chance *= a;
     double pace = tokens / cost_.seconds(rows_ + k);
     if (pace <= best) continue;
     best = pace;

@@ -44,10 +44,12 @@ class DraftPlanner {
  private:
   struct Average {
     double accepted = 1, rejected = 1;
+    double share() const { return accepted / (accepted + rejected); }
   };
   int32_t most_for(const Sequence& seq) const;
   int32_t worthwhile(Sequence& seq, int32_t strength, int32_t most);
   int32_t best_length(double a, int32_t most) const;
+  Average average(int32_t strength) const;
   double rate(const Sequence& seq, int32_t strength) const;
   bool is_valid(const std::vector<DraftToken>& drafts, size_t at) const;
 

@@ -39,7 +39,7 @@ struct DraftRequest {
   // no tree mask) is ignored.
   std::vector<DraftToken> tokens;
   // How well founded the proposal is, below Drafter::strengths(): acceptance is measured for each
-  // value separately.
+  // value separately, and grows with it.
   int32_t strength = 0;
   // The first tokens, which the strength is about; those after them are guesses that only help the
   // drafter, and are left out where drafts must pay. 0: all.

@@ -1,5 +1,7 @@
 #pragma once
 // From schemas to rules. Every conjunction of schemas that occurs becomes one rule.
+#include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -45,8 +47,20 @@ class SchemaCompiler {
   NumberBounds number_bounds(const Conjunction& all);
   ExprId array(const Conjunction& all);
   Conjunction item(const Conjunction& all, size_t index);
-  ExprId unique_items(const Conjunction& all, const SchemaRef& s, uint32_t listed, uint32_t min,
-                      uint32_t max);
+  struct ItemCounts {
+    uint32_t min = 0, max = kUnbounded;
+    uint32_t listed = 0;  // prefix items
+    // The rest of the items are alike.
+    uint32_t last() const { return max == kUnbounded ? std::max({listed, min, 1u}) : max; }
+  };
+  struct Contained {
+    const SchemaRef* schema = nullptr;  // that has `contains`
+    uint32_t min = 0, max = kUnbounded;
+  };
+  Contained contained(const Conjunction& all);
+  std::pair<ExprId, ExprId> counted_item(const Conjunction& one, const Contained& contained);
+  ExprId item_list(const Conjunction& all, const ItemCounts& counts, const Contained& contained);
+  ExprId unique_items(const Conjunction& all, const SchemaRef& s, const ItemCounts& counts);
 
   struct Member {
     std::string name;

@@ -43,6 +43,18 @@ std::string unescape_pointer(std::string_view part) {
   return out;
 }
 
+bool restricts(const Value* schema) {
+  return schema != nullptr && !(schema->is_bool() && schema->as_bool());
+}
+
+// unevaluatedProperties and unevaluatedItems are additionalProperties and items of a schema that
+// has no subschemas for the same value.
+void refuse_beside(const SchemaRef& s, const char* keyword) {
+  for (const char* other : {"$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "contains"})
+    if (s.schema->has(other))
+      schema_error(s.path, keyword, fmt::format("is not supported together with '{}'", other));
+}
+
 }  // namespace
 
 uint32_t declared_types(const Value& type, const std::string& path) {
@@ -254,19 +266,18 @@ const Value::Array* SchemaDocument::prefix_items(const SchemaRef& s) const {
 std::pair<const Value*, const char*> SchemaDocument::rest_items(const SchemaRef& s) const {
   const Value* items = s.find("items");
   if (items != nullptr && !items->is_array()) return {items, "items"};
-  if (items != nullptr) return {s.find("additionalItems"), "additionalItems"};
-  return {nullptr, "items"};
+  if (items != nullptr && s.schema->has("additionalItems"))
+    return {s.find("additionalItems"), "additionalItems"};
+  const Value* rest = s.find("unevaluatedItems");
+  if (restricts(rest)) refuse_beside(s, "unevaluatedItems");
+  return {rest, "unevaluatedItems"};
 }
 
-// unevaluatedProperties of a schema without subschemas for the same object is the same.
 const Value* SchemaDocument::additional_members(const SchemaRef& s, const char** keyword) const {
   *keyword = "additionalProperties";
   const Value* rest = s.find("unevaluatedProperties");
-  if (rest != nullptr && !(rest->is_bool() && rest->as_bool())) {
-    for (const char* other : {"$ref", "allOf", "anyOf", "oneOf", "dependentSchemas"})
-      if (s.schema->has(other))
-        schema_error(s.path, "unevaluatedProperties",
-                     fmt::format("is not supported together with '{}'", other));
+  if (restricts(rest)) {
+    refuse_beside(s, "unevaluatedProperties");
     if (!s.schema->has("additionalProperties")) {
       *keyword = "unevaluatedProperties";
       return rest;

@@ -79,6 +79,7 @@ class SchemaDocument {
   // Members that are not declared: see docs/structured.md.
   bool closed(const Conjunction& all) const;
   const CharFsm& pattern(const std::string& regex, const std::string& path) const;
+  bool old_draft() const { return old_draft_; }  // draft 7 or before
   // `items` without prefix items, and the latter.
   const Value::Array* prefix_items(const SchemaRef& s) const;
   std::pair<const Value*, const char*> rest_items(const SchemaRef& s) const;

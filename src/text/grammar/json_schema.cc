@@ -1,6 +1,7 @@
 #include "text/grammar/json_schema.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
 constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
 constexpr uint32_t kMaxItems = 5000;         // items that are counted one by one
+constexpr uint64_t kMaxItemStates = 20'000;  // with `contains`: items times those that count
 constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
@@ -325,14 +327,14 @@ Conjunction SchemaCompiler::item(const Conjunction& all, size_t index) {
 }
 
 // States are the sets of values that were used.
-ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, uint32_t listed,
-                                    uint32_t min, uint32_t max) {
+ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
+                                    const ItemCounts& counts) {
   constexpr size_t kMaxUniqueEdges = 6000;
   std::vector<const Value*> found, values;
   static const Value kWords[] = {Value(true), Value(false), Value()};
   Conjunction one = item(all, 0);
-  bool few = listed == 0 && document_.values(one, found);
-  if (listed == 0 && !few && (document_.types(one) & ~uint32_t{kBoolean | kNull}) == 0) {
+  bool few = counts.listed == 0 && document_.values(one, found);
+  if (counts.listed == 0 && !few && (document_.types(one) & ~uint32_t{kBoolean | kNull}) == 0) {
     few = true;
     for (const Value& word : kWords)
       if (document_.valid(word, one)) found.push_back(&word);
@@ -344,10 +346,10 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
     if (std::none_of(values.begin(), values.end(),
                      [&](const Value* other) { return json_equal(*v, *other); }))
       values.push_back(v);
-  if (values.size() < min)
-    return never(
-        s.path, "uniqueItems",
-        fmt::format("minItems is {}, and {} different items are possible", min, values.size()));
+  if (values.size() < counts.min)
+    return never(s.path, "uniqueItems",
+                 fmt::format("minItems is {}, and {} different items are possible", counts.min,
+                             values.size()));
   std::vector<ExprId> first, later;
   ExprId comma = rules_.comma();
   for (const Value* v : values) {
@@ -362,8 +364,8 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
   Graph graph;
   for (uint32_t at = 0; at < states.size(); ++at) {
     auto count = static_cast<uint32_t>(std::count(states[at].begin(), states[at].end(), 1));
-    if (count > 0 && count >= min) graph.finals.push_back(at);
-    for (size_t i = 0; i < values.size() && count < max; ++i) {
+    if (count > 0 && count >= counts.min) graph.finals.push_back(at);
+    for (size_t i = 0; i < values.size() && count < counts.max; ++i) {
       if (states[at][i]) continue;
       Used next = states[at];
       next[i] = 1;
@@ -375,43 +377,107 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
     }
   }
   graph.states = static_cast<uint32_t>(states.size());
-  if (values.empty() || max == 0) return ir_.bytes("[]");
-  return rules_.braces("[", ir_.add(std::move(graph)), "]", min == 0);
+  if (values.empty() || counts.max == 0) return ir_.bytes("[]");
+  return rules_.braces("[", ir_.add(std::move(graph)), "]", counts.min == 0);
 }
 
-ExprId SchemaCompiler::array(const Conjunction& all) {
-  auto [min, max] = limits(all, "minItems", "maxItems");
-  if (min > max) return never(all, {"minItems"}, "is above maxItems");
-  uint32_t listed = 0;
-  const SchemaRef* unique = nullptr;
+SchemaCompiler::Contained SchemaCompiler::contained(const Conjunction& all) {
+  Contained out;
   for (const SchemaRef& s : all.schemas) {
-    for (const char* keyword : {"contains", "unevaluatedItems"})
-      if (s.schema->has(keyword)) schema_error(s.path, keyword, "is not supported");
-    if (s.schema->get_bool("uniqueItems", false)) unique = &s;
-    if (const auto* prefix = document_.prefix_items(s))
-      listed = std::max(listed, static_cast<uint32_t>(prefix->size()));
+    if (!s.schema->has("contains")) continue;
+    Contained one{&s, 1, kUnbounded};
+    if (!document_.old_draft()) {
+      std::tie(one.min, one.max) = limits({false, {s}}, "minContains", "maxContains");
+      if (!s.schema->has("minContains")) one.min = 1;
+    }
+    if (one.min == 0 && one.max == kUnbounded) continue;
+    if (out.schema != nullptr)
+      schema_error(s.path, "contains", "is only supported once for an array");
+    out = one;
   }
-  for (uint32_t i = 0; i <= listed; ++i)
-    if (item(all, i).never) max = std::min(max, i);
-  if (min > max) return never(item(all, max).never_path, "", "is false, but minItems needs it");
-  if (unique != nullptr && max > 1) return unique_items(all, *unique, listed, min, max);
-  uint32_t last = max == kUnbounded ? std::max({listed, min, 1u}) : max;
+  return out;
+}
+
+// Items that do and that do not count for `contains`. Without a most, both may be any item: some
+// reading of the array has enough that count.
+std::pair<ExprId, ExprId> SchemaCompiler::counted_item(const Conjunction& one,
+                                                       const Contained& contained) {
+  if (contained.schema == nullptr) return {kNoExpr, reference(one)};
+  const SchemaRef& s = *contained.schema;
+  const Value& wanted = s.schema->at("contains");
+  Conjunction counts = one, others = one;
+  document_.add(counts, wanted, s.path + "/contains");
+  if (contained.max != kUnbounded) {
+    const Value* negation = document_.negation(wanted, false);
+    if (negation == nullptr)
+      schema_error(s.path, "maxContains", "is only supported if 'contains' can be negated");
+    document_.add(others, *negation, s.path + "/contains");
+  }
+  return {reference(counts), reference(others)};
+}
+
+// States are pairs: items so far, and how many of them count for `contains`.
+ExprId SchemaCompiler::item_list(const Conjunction& all, const ItemCounts& counts,
+                                 const Contained& contained) {
+  const uint32_t last = counts.last();
+  const uint32_t most = contained.max == kUnbounded ? contained.min : contained.max;
   if (last > kMaxItems)
     schema_error(all.schemas[0].path, "",
                  fmt::format("minItems, maxItems and prefixItems of more than {} are not supported",
                              kMaxItems));
-  if (max == 0) return ir_.bytes("[]");
+  if (uint64_t{last + 1} * (most + 1) > kMaxItemStates)
+    schema_error(contained.schema->path, "contains", "is too large with these numbers of items");
   Graph graph;
-  graph.states = last + 1;
-  ExprId rest = last > listed || max == kUnbounded ? reference(item(all, listed)) : kNoExpr;
+  graph.states = (last + 1) * (most + 1);
   ExprId comma = rules_.comma();
-  for (uint32_t i = 0; i < last; ++i) {
-    ExprId one = i < listed ? reference(item(all, i)) : rest;
-    graph.edges.push_back({i, i + 1, i == 0 ? one : ir_.seq({comma, one})});
+  auto add = [&](uint32_t from, uint32_t to, std::pair<ExprId, ExprId> items, bool first) {
+    auto [counted, other] = items;
+    for (uint32_t k = 0; k <= most; ++k) {
+      auto edge = [&](uint32_t next, ExprId one) {
+        graph.edges.push_back(
+            {from * (most + 1) + k, to * (most + 1) + next, first ? one : ir_.seq({comma, one})});
+      };
+      edge(k, other);
+      if (k < most) edge(k + 1, counted);
+    }
+  };
+  std::pair<ExprId, ExprId> rest{kNoExpr, kNoExpr};
+  if (last > counts.listed || counts.max == kUnbounded)
+    rest = counted_item(item(all, counts.listed), contained);
+  for (uint32_t i = 0; i < last; ++i)
+    add(i, i + 1, i < counts.listed ? counted_item(item(all, i), contained) : rest, i == 0);
+  if (counts.max == kUnbounded) add(last, last, rest, false);
+  for (uint32_t i = std::max(counts.min, 1u); i <= last; ++i)
+    for (uint32_t k = contained.min; k <= most; ++k) graph.finals.push_back(i * (most + 1) + k);
+  bool maybe_empty = counts.min == 0 && contained.min == 0;
+  return rules_.braces("[", ir_.add(std::move(graph)), "]", maybe_empty);
+}
+
+ExprId SchemaCompiler::array(const Conjunction& all) {
+  ItemCounts counts;
+  std::tie(counts.min, counts.max) = limits(all, "minItems", "maxItems");
+  if (counts.min > counts.max) return never(all, {"minItems"}, "is above maxItems");
+  const SchemaRef* unique = nullptr;
+  for (const SchemaRef& s : all.schemas) {
+    if (s.schema->get_bool("uniqueItems", false)) unique = &s;
+    if (const auto* prefix = document_.prefix_items(s))
+      counts.listed = std::max(counts.listed, static_cast<uint32_t>(prefix->size()));
   }
-  if (max == kUnbounded) graph.edges.push_back({last, last, ir_.seq({comma, rest})});
-  for (uint32_t i = std::max(min, 1u); i <= last; ++i) graph.finals.push_back(i);
-  return rules_.braces("[", ir_.add(std::move(graph)), "]", min == 0);
+  for (uint32_t i = 0; i <= counts.listed; ++i)
+    if (item(all, i).never) counts.max = std::min(counts.max, i);
+  if (counts.min > counts.max)
+    return never(item(all, counts.max).never_path, "", "is false, but minItems needs it");
+  Contained contains = contained(all);
+  if (contains.min > std::min(counts.max, contains.max))
+    return never(contains.schema->path, "contains",
+                 "needs more items than maxItems or maxContains allows");
+  if (unique != nullptr && counts.max > 1) {
+    if (contains.schema != nullptr)
+      schema_error(contains.schema->path, "contains", "is not supported together with uniqueItems");
+    return unique_items(all, *unique, counts);
+  }
+  if (counts.max == 0) return ir_.bytes("[]");
+  return item_list(all, counts, contains);
 }
 
 }  // namespace tokamak::grammar

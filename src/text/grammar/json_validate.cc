@@ -120,7 +120,14 @@ bool SchemaDocument::valid_items(const Value& value, const SchemaRef& s) const {
     for (size_t k = 0; k < i && s.schema->get_bool("uniqueItems", false); ++k)
       if (json_equal(items[i], items[k])) return false;
   }
-  return true;
+  const Value* wanted = s.find("contains");
+  if (wanted == nullptr) return true;
+  auto count = std::count_if(items.begin(), items.end(), [&](const Value& item) {
+    return valid(item, *wanted, s.path + "/contains");
+  });
+  if (old_draft_) return count > 0;
+  return in_range(*s.schema, "minContains", "maxContains", static_cast<size_t>(count)) &&
+         (count > 0 || s.schema->has("minContains"));
 }
 
 }  // namespace tokamak::grammar

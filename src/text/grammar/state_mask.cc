@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
+#include <string_view>
 #include <utility>
 
 namespace tokamak::grammar {
@@ -111,29 +111,34 @@ class Reach {
   std::vector<ConfigId> next_;
 };
 
-using Rest = std::pair<std::string, int32_t>;
+// What is left of a token after its first bytes. Its first eight bytes decide most comparisons.
+struct Rest {
+  Rest(std::string_view rest, int32_t token) : text(rest), id(token) {
+    for (size_t i = 0; i < 8; ++i)
+      first = first << 8 | (i < rest.size() ? static_cast<uint8_t>(rest[i]) : 0);
+  }
+  bool operator<(const Rest& o) const { return first != o.first ? first < o.first : text < o.text; }
+  uint64_t first = 0;
+  std::string_view text;
+  int32_t id;
+};
 
 void collect_rests(const Vocabulary& vocabulary, const Trie& trie, size_t node,
                    std::vector<Rest>& rests) {
-  std::string text;
   size_t base = trie.depth[node] + size_t{1};
-  for (size_t i = node + 1; i < trie.end[node]; ++i) {
-    text.resize(trie.depth[i] - base);
-    text += static_cast<char>(trie.byte[i]);
+  for (size_t i = node + 1; i < trie.end[node]; ++i)
     for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
-      rests.emplace_back(text, id);
-  }
+      rests.emplace_back(vocabulary.bytes(id).substr(base), id);
 }
 
 void build_rests(std::vector<Rest>& rests, StateMask& mask) {
   std::sort(rests.begin(), rests.end());
-  rests.erase(std::unique(rests.begin(), rests.end()), rests.end());
   for (size_t i = 0; i < rests.size(); ++i) {
-    if (i == 0 || rests[i].first != rests[i - 1].first) {
-      mask.rests.add(rests[i].first, static_cast<int32_t>(mask.rest_first.size()));
+    if (i == 0 || rests[i].text != rests[i - 1].text) {
+      mask.rests.add(rests[i].text, static_cast<int32_t>(mask.rest_first.size()));
       mask.rest_first.push_back(static_cast<uint32_t>(i));
     }
-    mask.rest_tokens.push_back(rests[i].second);
+    mask.rest_tokens.push_back(rests[i].id);
   }
   mask.rest_first.push_back(static_cast<uint32_t>(rests.size()));
   mask.rests.finish();
