@@ -96,9 +96,9 @@ TEST_F(CudaLaunches, TypesAndTheDeviceDecideToo) {
   Compiled q8 = compile("llama_q8_0");
   EXPECT_EQ(named(q8.set())[1], "decode B=1: cuda.decode_stream cuda.decoder_layers");
   EXPECT_EQ(named(q8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream");
-  Compiled f16 = compile("llama_f16");
-  EXPECT_EQ(named(f16.set())[1], "decode B=1: cuda.decoder_layers");
-  EXPECT_EQ(why_not(f16, 1, "cuda.decode_stream").substr(0, 11), "f16 weights");
+  Compiled q4_k = compile("llama_q4_k");
+  EXPECT_EQ(named(q4_k.set())[1], "decode B=1: cuda.decoder_layers");
+  EXPECT_EQ(why_not(q4_k, 1, "cuda.decode_stream").substr(0, 12), "q4_k weights");
   Compiled fp8 = compile("llama_bf16", true);
   EXPECT_EQ(named(fp8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream.fp8");
   EXPECT_EQ(why_not(fp8, 2, "cuda.decode_stream"), "slower");

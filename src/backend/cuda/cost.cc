@@ -100,8 +100,9 @@ double layers_seconds(const DecoderWork& work, const Machine& machine) {
   const Rates rates(machine);
   const bool few = work.rows <= static_cast<double>(kMostFewRows);
   const double share = !few ? kProductShare : work.rows <= 32 ? 0.91 : 0.8;
-  const double products =
-      std::max(work.weight_bytes / (share * rates.memory), work.flops / rates.tensor_flops);
+  constexpr double kDecodeRate = 5e12;  // weights per second
+  const double products = std::max({work.weight_bytes / (share * rates.memory),
+                                    work.flops / rates.tensor_flops, work.decoded / kDecodeRate});
   const double between =
       few ? 27e-6 + work.rows * 0.33e-6 : 38e-6 + work.rows * work.row_bytes / rates.cache;
   const double expanding = 2 * work.expanded_bytes / rates.memory;

@@ -22,6 +22,7 @@ struct DecoderWork {
   double weight_bytes = 0;    // of all products, each read once
   double flops = 0;           // of all products
   double expanded_bytes = 0;  // that fused layers write as bf16 and read again
+  double decoded = 0;         // weights that products of few rows make bf16 in registers
   double layers = 0, rows = 0;
   double row_bytes = 0;  // that fused kernels read and write for one row of one layer
 };

@@ -69,15 +69,20 @@ TK_DEVICE void lane_of_q45(const uint8_t* block, int c, LanePairs& out) {
   scale_bytes<true>(high, scale, add, out[2], out[3]);
 }
 
-// Scale and minimum of part `sub` of a block of q4_k and q5_k.
+// Scales and minima of q4_k and q5_k, of six bits each: byte sub % 4 of a word is that of part sub.
 TK_DEVICE void six_bits(const uint8_t* s, int sub, uint32_t& scale, uint32_t& minimum) {
+  const auto* w = reinterpret_cast<const uint32_t*>(s);
   if (sub < 4) {
-    scale = s[sub] & 63;
-    minimum = s[sub + 4] & 63;
+    scale = w[0] & 0x3f3f3f3fu;
+    minimum = w[1] & 0x3f3f3f3fu;
   } else {
-    scale = (s[sub + 4] & 15) | (s[sub - 4] >> 6 << 4);
-    minimum = (s[sub + 4] >> 4) | (s[sub] >> 6 << 4);
+    scale = (w[2] & kNibbles) | (w[0] >> 2 & 0x30303030u);
+    minimum = (w[2] >> 4 & kNibbles) | (w[1] >> 2 & 0x30303030u);
   }
+}
+// Byte j, up to 127, times a scale of 11 bits: exact.
+TK_DEVICE float scaled_byte(uint32_t word, int j, float scale) {
+  return fmaf(biased_byte<true>(word, j), scale, -kSmallBias * scale);
 }
 
 template <bool kFifth>
@@ -91,8 +96,8 @@ TK_DEVICE void lane_of_k45(const uint8_t* block, int sub, int c, LanePairs& out)
     low |= (lane_bytes(block + 16 + c) >> sub & 0x01010101u) << 4;
     high |= (lane_bytes(block + 32 + c) >> sub & 0x01010101u) << 4;
   }
-  const float d = scale_at(block) * (biased_byte<true>(scale, 0) - kSmallBias);
-  const float m = scale_at(block + 2) * (biased_byte<true>(minimum, 0) - kSmallBias);
+  const float d = scaled_byte(scale, sub % 4, scale_at(block));
+  const float m = scaled_byte(minimum, sub % 4, scale_at(block + 2));
   const float add = fmaf(-kSmallBias, d, -m);
   scale_bytes<true>(low, d, add, out[0], out[1]);
   scale_bytes<true>(high, d, add, out[2], out[3]);
@@ -107,7 +112,7 @@ TK_DEVICE void lane_of_q6_k(const uint8_t* block, int segment, int c, LanePairs&
   for (int i = 0; i < 2; ++i) {  // 16 columns have a scale
     const uint32_t word = (lane_bytes(numbers + 16 * i) >> 4 * (quarter / 2) & kNibbles) |
                           (lane_bytes(upper + 16 * i) >> 2 * quarter & 0x03030303u) << 4;
-    const float scale = d * (biased_byte<false>(scales[i] ^ 128u, 0) - (kByteBias + 128));
+    const float scale = fmaf(biased_byte<false>(scales[i] ^ 128u, 0), d, -(kByteBias + 128) * d);
     scale_bytes<true>(word, scale, -(kSmallBias + 32) * scale, out[2 * i], out[2 * i + 1]);
   }
 }

@@ -77,15 +77,18 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
     const auto bytes = static_cast<double>(weight_bytes(set.weights.at(w)));
     return type == DecodeWeight::kFp8 ? bytes / 2 : bytes;  // of bf16
   };
+  auto add_product = [&](uint32_t w, DecodeWeight type, double of_rows) {
+    out.weight_bytes += bytes_of(w, type);
+    out.flops += 2 * of_rows * matrix_elements(set, w);
+    if (is_expandable(set.weights.at(w).dtype) && !expands) out.decoded += matrix_elements(set, w);
+  };
   for (const PlannedLayer& l : decoder.layers)
     for (uint32_t w : l.products()) {
-      out.weight_bytes += bytes_of(w, decoder.type);
-      out.flops += 2 * rows * matrix_elements(set, w);
+      add_product(w, decoder.type, rows);
       if (expands && is_expandable(set.weights.at(w).dtype))
         out.expanded_bytes += 2 * matrix_elements(set, w);
     }
-  out.weight_bytes += bytes_of(decoder.head, decoder.head_type);
-  out.flops += 2 * outputs * matrix_elements(set, decoder.head);
+  add_product(decoder.head, decoder.head_type, outputs);
   return out;
 }
 
