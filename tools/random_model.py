@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama, Qwen3, Qwen3-MoE or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
+"""Writes a GGUF of a given shape (Llama, Qwen3, Qwen3-MoE, DeepSeek-V2 or Mamba-2 architecture) with random weights, for measuring speed, not quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...] [--quick]
 
@@ -27,7 +27,9 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, 500000.0, False),
     "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, 1000000.0, False),
     "deepseek-lite": (2048, 10944, 27, 16, 16, 192, 102400, 10000.0, False),  # all layers as the first: without experts
+    "mamba2-1.3b": (2048, 0, 48, 64, 0, 64, 50288, 10000.0, True),
 }
+RECURRENT = {"state": 128, "groups": 1, "taps": 4}  # of Mamba-2
 EXPERTS = {"qwen3-30b-a3b": (128, 8)}  # in a layer, used by a token
 LATENT = {"rank": 512, "nope": 128, "rope": 64, "value": 128}  # of latent attention
 TYPES = {name.lower(): T[name] for name in
@@ -115,11 +117,42 @@ def random_tensor(kind, rng, rows, columns, std):
 def architecture(s):
     if s.shape in EXPERTS:
         return "qwen3moe"
+    if is_recurrent(s):
+        return "mamba2"
     return "deepseek2" if is_latent(s) else "qwen3" if s.shape.startswith("qwen3") else "llama"
 
 
 def is_latent(s):
     return s.shape.startswith("deepseek")
+
+
+def is_recurrent(s):
+    return s.shape.startswith("mamba2")
+
+
+def recurrent_tensors(s, kind):
+    state, groups, taps = RECURRENT.values()
+    inner = s.heads * s.head_dim
+    channels = inner + 2 * groups * state
+    yield "token_embd.weight", kind, s.vocab, s.hidden, 0.02
+    for i in range(s.layers):
+        at = f"blk.{i}."
+        yield at + "attn_norm.weight", T.F32, s.hidden, 0, 1.0
+        yield at + "ssm_in.weight", kind, inner + channels + s.heads, s.hidden, 1 / math.sqrt(s.hidden)
+        yield at + "ssm_conv1d.weight", T.F32, channels, taps, 0.5
+        for name, rows, value in (("ssm_conv1d.bias", channels, 0.1), ("ssm_dt.bias", s.heads, -2.0), ("ssm_a", (s.heads, 1), -1.0),
+                                  ("ssm_d", (s.heads, 1), 1.0), ("ssm_norm.weight", (groups, inner // groups), 1.0)):
+            yield at + name, T.F32, rows, 0, value
+        yield at + "ssm_out.weight", kind, s.hidden, inner, 1 / math.sqrt(2 * s.layers * inner)
+    yield "output_norm.weight", T.F32, s.hidden, 0, 1.0
+
+
+def add_recurrent_keys(writer, s):
+    writer.add_ssm_conv_kernel(RECURRENT["taps"])
+    writer.add_ssm_inner_size(s.heads * s.head_dim)
+    writer.add_ssm_state_size(RECURRENT["state"])
+    writer.add_ssm_time_step_rank(s.heads)
+    writer.add_ssm_group_count(RECURRENT["groups"])
 
 
 def latent_attention(s):
@@ -155,7 +188,10 @@ def feed_forward(s, back):
 
 
 def tensor_list(s, kind, embedding_kind, value_kind):
-    """(name, type, rows, columns, standard deviation); columns 0: a norm of `rows` ones."""
+    """(name, type, rows, columns, standard deviation); columns 0: `rows` times the last number."""
+    if is_recurrent(s):
+        yield from recurrent_tensors(s, kind)
+        return
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     into, back = 1.0, 1 / math.sqrt(2 * s.layers)  # contributions to the residual stream must not accumulate
     yield "token_embd.weight", embedding_kind, s.vocab, s.hidden, 0.02
@@ -168,12 +204,12 @@ def tensor_list(s, kind, embedding_kind, value_kind):
             yield (f"blk.{i}.{name}.weight", T.F32 if name == "ffn_gate_inp" else value_kind if of_values else kind, rows, columns,
                    gain / math.sqrt(columns))
         for name in ("attn_norm", "ffn_norm"):
-            yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 0.0
+            yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 1.0
         if is_latent(s):
-            yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 0.0
+            yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 1.0
         for name in ("attn_q_norm", "attn_k_norm") if architecture(s).startswith("qwen3") else ():
-            yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 0.0
-    yield "output_norm.weight", T.F32, s.hidden, 0, 0.0
+            yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 1.0
+    yield "output_norm.weight", T.F32, s.hidden, 0, 1.0
     if not s.tied:
         yield "output.weight", embedding_kind, s.vocab, s.hidden, 0.02
 
@@ -245,8 +281,10 @@ def main():
     writer.add_embedding_length(s.hidden)
     writer.add_block_count(s.layers)
     writer.add_feed_forward_length(s.ffn)
-    writer.add_head_count(s.heads)
-    if is_latent(s):
+    writer.add_head_count(0 if is_recurrent(s) else s.heads)
+    if is_recurrent(s):
+        add_recurrent_keys(writer, s)
+    elif is_latent(s):
         add_latent_keys(writer, s)
     else:
         writer.add_head_count_kv(s.kv_heads)
@@ -266,11 +304,11 @@ def main():
         add_made_up_tokenizer(writer, s.vocab)
     for name, t, rows, columns, _ in tensors:
         elements, size = gguf.GGML_QUANT_SIZES[t]
+        shape = rows if isinstance(rows, tuple) else (rows,)
         if columns == 0:
-            writer.add_tensor_info(name, (rows,), np.dtype(np.float32), rows * 4)
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) * 4)
         else:
             row_bytes = columns // elements * size
-            shape = rows if isinstance(rows, tuple) else (rows,)
             writer.add_tensor_info(name, (*shape, row_bytes), np.dtype(np.uint8), math.prod(shape) * row_bytes, raw_dtype=t)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -280,7 +318,7 @@ def main():
     for name, t, rows, columns, std in tensors:
         count = math.prod(rows) if isinstance(rows, tuple) else rows
         if columns == 0:
-            data = np.ones(rows, np.float32)
+            data = np.full(rows, std, np.float32)
         elif s.quick and name.startswith("blk."):  # equal rows of the head would be equal logits
             data = repeating_tensor(made, t, rng, count, columns, std)
         else:

@@ -1,11 +1,15 @@
 // Launches of ops with a state per sequence, and of low-rank products.
+#include <cstdlib>
+
 #include "backend/cuda/kernels.h"
 #include "base/error.h"
 
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kRecurrentImage = "op_recurrent";
+constexpr const char *kRecurrentImage = "op_recurrent", *kScanImage = "op_scan";
+// Rows per sequence from which chunks of rows are faster than row after row.
+constexpr int64_t kRowsForChunks = 16;
 enum SequenceInput : size_t { kOwnState, kOwnView, kRowStart, kLength, kX };
 
 SequencesArgs sequences_of(const CallSite& site, int64_t rows) {
@@ -19,8 +23,17 @@ SequencesArgs sequences_of(const CallSite& site, int64_t rows) {
   return s;
 }
 
-// kX onwards: five inputs. `matrix`: the one of shape [t, heads, width]; `vector`: [t, groups, n].
-void emit_scan(const CallSite& site, LaunchList& list, size_t matrix, size_t vector) {
+// Values that are stored as bf16; with others rows have the same bits in every batch.
+bool takes_chunks(const ScanArgs& a, DType first, DType second) {
+  static const char* trial = std::getenv("TOKAMAK_CUDA_CHUNKS");  // TRIAL: 0: row after row
+  if (trial && *trial == '0') return false;
+  return first == DType::kBF16 && second == DType::kBF16 && a.n % 8 == 0 && a.n <= kChunkState &&
+         a.sequences.rows >= kRowsForChunks * a.sequences.sequences;
+}
+
+// kX onwards: five inputs. `matrix`: the one of shape [t, heads, width]; `vector` and `other`:
+// those of [t, groups, n].
+void emit_scan(const CallSite& site, LaunchList& list, size_t matrix, size_t vector, size_t other) {
   const Tensor &wide = site.in[kX + matrix], &narrow = site.in[kX + vector], &y = site.out[1];
   ScanArgs args{};
   args.sequences = sequences_of(site, y.dims[0]);
@@ -34,6 +47,13 @@ void emit_scan(const CallSite& site, LaunchList& list, size_t matrix, size_t vec
   args.width = static_cast<int32_t>(wide.dims[2]);
   args.groups = static_cast<int32_t>(narrow.dims[1]);
   args.n = static_cast<int32_t>(narrow.dims[2]);
+  if (takes_chunks(args, narrow.dtype, site.in[kX + other].dtype)) {
+    const int64_t slices = (args.width + kChunkWidth - 1) / kChunkWidth;
+    list.add(kScanImage, "op_" + site.call.op + "_chunks",
+             {args.heads * slices, args.sequences.sequences + 1}, kChunkThreads, args,
+             chunk_shared_bytes(site.call.op == "gated_delta"));
+    return;
+  }
   if (args.n > 32 * kScanParts)
     fail(ErrorCode::kUnsupported, "{}: states {} wide; the cuda backend takes {}", site.call.label,
          args.n, 32 * kScanParts);
@@ -70,8 +90,8 @@ void emit_conv(const CallSite& site, LaunchList& list) {
            kElementThreads, args);
 }
 
-void emit_ssm_scan(const CallSite& site, LaunchList& list) { emit_scan(site, list, 0, 3); }
-void emit_gated_delta(const CallSite& site, LaunchList& list) { emit_scan(site, list, 2, 1); }
+void emit_ssm_scan(const CallSite& site, LaunchList& list) { emit_scan(site, list, 0, 3, 4); }
+void emit_gated_delta(const CallSite& site, LaunchList& list) { emit_scan(site, list, 2, 1, 0); }
 
 void emit_lora(const CallSite& site, LaunchList& list) {
   const Tensor &x = site.in[0], &a = site.in[1], &b = site.in[2], &y = site.out[0];

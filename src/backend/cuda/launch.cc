@@ -14,7 +14,7 @@ constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
                                      "op_layer",      "op_pack",   "sample"};
 constexpr const char* kHopperImages[] = {"decode_attention", "prefill_attention", "few_rows"};
 // Loaded when a call needs them: most models do not.
-constexpr const char* kRareImages[] = {"op_experts", "op_latent", "op_recurrent"};
+constexpr const char* kRareImages[] = {"op_experts", "op_latent", "op_recurrent", "op_scan"};
 
 }  // namespace
 

@@ -417,7 +417,8 @@ void reinstall_fake_driver() {
       {"sample", kNothing, kNothing + 1},        {"decode_attention", kNothing, kNothing + 1},
       {"decode_stream", kNothing, kNothing + 1}, {"prefill_attention", kNothing, kNothing + 1},
       {"few_rows", kNothing, kNothing + 1},      {"op_experts", kNothing, kNothing + 1},
-      {"op_recurrent", kNothing, kNothing + 1},  {"op_latent", kNothing, kNothing + 1}};
+      {"op_recurrent", kNothing, kNothing + 1},  {"op_latent", kNothing, kNothing + 1},
+      {"op_scan", kNothing, kNothing + 1}};
   setenv("TOKAMAK_CUBLASLT", "0", 1);  // the library would use the real driver
   use_images(kImages);
   use_driver(&kCalls);

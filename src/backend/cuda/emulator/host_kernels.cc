@@ -11,6 +11,7 @@
 #include "backend/cuda/ops/op_experts.cu"
 #include "backend/cuda/ops/op_latent.cu"
 #include "backend/cuda/ops/op_recurrent.cu"
+#include "backend/cuda/ops/op_scan.cu"
 #include "backend/cuda/ops/op_pack.cu"
 #include "backend/cuda/sample.cu"
 // clang-format on

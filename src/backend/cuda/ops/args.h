@@ -263,6 +263,19 @@ struct ScanArgs {
   int32_t heads, width, groups, n;
   DType type[kScanInputs], ty;
 };
+// ssm_scan and gated_delta of many rows (op_scan.cu): rows of a chunk, values of a head's width
+// that a block computes, and the widest row of a state.
+constexpr int kChunkRows = 64, kChunkWidth = 64, kChunkState = 128, kChunkThreads = 256;
+constexpr int kChunkStateStride = kChunkState + 8, kChunkRowStride = kChunkRows + 8;
+constexpr int kChunkVectorBytes = 2 * kChunkRows * kChunkStateStride * 2;  // keys and queries
+constexpr int kChunkStateBytes = 2 * kChunkWidth * kChunkStateStride * 2;
+constexpr int kChunkPlaneBytes = kChunkRows * kChunkRowStride * 2;
+constexpr int kChunkSolveBytes = 2 * kChunkRows * (kChunkRows + 1) * 4;
+constexpr int kChunkNumberBytes = 2 * kChunkRows * 4;
+constexpr int chunk_shared_bytes(bool delta) {
+  return kChunkVectorBytes + kChunkStateBytes + 6 * kChunkPlaneBytes + kChunkNumberBytes +
+         (delta ? kChunkSolveBytes : 0);
+}
 constexpr int kLoraColumns = 1024;  // of a block
 struct LoraArgs {
   const void *x, *a, *b;  // [rows, k], [slots, rank, k], [slots, n, rank]

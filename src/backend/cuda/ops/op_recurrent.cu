@@ -1,28 +1,10 @@
 // Ops with a state per sequence, and low-rank products that each row selects. Rows of a sequence
 // are computed in order; the state is f32 after every row, so that a sequence has the same bits
 // however its rows are divided among steps.
-#include "backend/cuda/ops/args.h"
 #include "backend/cuda/ops/number.cuh"
+#include "backend/cuda/ops/sequence_rows.cuh"
 
 namespace tokamak::cuda {
-
-// The rows of a sequence in this step. The block after the last sequence has the rows that belong
-// to none; those and rows of sequences without tokens are padding.
-struct SequenceRows {
-  int first, end;
-  bool padding, begins;
-  float* state;
-  TK_DEVICE SequenceRows(const SequencesArgs& s, int sequence) {
-    const bool rest = sequence == s.sequences;
-    first = s.q_start[sequence];
-    end = rest ? s.rows : s.q_start[sequence + 1];
-    const int length = rest ? 0 : s.kv_len[sequence];
-    padding = length <= 0;
-    begins = length == end - first;
-    const int64_t block = padding ? 0 : s.view.table[int64_t{sequence} * s.view.stride];
-    state = reinterpret_cast<float*>(s.plane.base + block * s.plane.block_bytes);
-  }
-};
 
 // A thread per channel and kConvRows rows of a sequence. Only the first of these read the state,
 // and their threads replace it.
