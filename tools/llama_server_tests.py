@@ -155,7 +155,7 @@ class Results:
 
         def download_file(url, output_file_path=None):
             for part, path in models.items():
-                if part in url:
+                if part in url.rsplit("/", 1)[-1]:
                     return path
             raise OSError("wget: nothing is downloaded")
         utils.download_file = download_file
