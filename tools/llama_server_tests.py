@@ -8,7 +8,7 @@ a model without a counterpart makes the tests that need it not applicable, with 
 that are differences on purpose. Every other failure counts as a fault of the server. Texts that the tests expect
 from sampling with llama.cpp's random numbers are not compared.
 
---model NAME=PATH provides the model for repositories or files whose name contains NAME. Needs pytest, requests and openai.
+--model NAME=PATH provides the model, draft model or adapter for repositories, files or downloads whose name contains NAME. Needs pytest, requests and openai.
 """
 import argparse
 import collections
@@ -25,8 +25,8 @@ import types
 WITH_VALUE = {
     "--host": "--host", "--port": "--port", "--temp": "--temperature", "--seed": "--seed", "--threads": "--threads",
     "--pooling": "--pooling", "--api-key": "--api-key", "--chat-template-file": "--chat-template",
-    "--cors-origins": "--allowed-origins", "--model-draft": "--draft-model", "--sleep-idle-seconds": "--unload-idle",
-    "--reasoning": "--reasoning", "--reasoning-format": "--reasoning-format", "--batch-size": "--max-num-batched-tokens", "--ubatch-size": "", "--n-gpu-layers": "", "-fa": "", "--n-predict": "", "--cache-ram": ""}
+    "--cors-origins": "--allowed-origins", "--sleep-idle-seconds": "--unload-idle",
+    "--reasoning": "--reasoning", "--reasoning-format": "--reasoning-format", "--batch-size": "--max-num-batched-tokens", "--ubatch-size": "", "--spec-type": "", "--spec-draft-n-min": "", "--n-gpu-layers": "", "-fa": "", "--n-predict": "", "--cache-ram": ""}
 WITHOUT = {"--context-shift": "--context-shift", "--no-ui": "--no-ui", "--offline": "", "--cont-batching": "", "--embedding": "",
            "--reranking": "", "--metrics": "", "--swa-full": "", "--slots": "", "--no-slots": "", "--verbose": "", "--jinja": "",
            "--no-jinja": "", "--no-cache-idle-slots": "", "--kv-unified": ""}
@@ -62,6 +62,7 @@ REASONS = [
     (r"exceeds the available context size|'too large'", "messages of errors are those of the OpenAI API"),
     (r"__TEST_TAG", "the log of llama-server"),
     (r"wget", "the test downloads a file"),
+    (r"test_(slot_ctx_not_exceeded|with_ctx_shift).*400 == 200", "the prompt has more tokens than the context with the vocabulary of the model that stands in"),
     (r"test_metrics", "/metrics is always on and has names of its own, or those of vLLM"),
     (r"test_mcp_no_proxy", "there is no proxy, so its route does not exist"),
     (r"FileNotFoundError", "the test needs the source tree of llama.cpp"),
@@ -104,7 +105,7 @@ def as_server(argv):
         if not rest:
             refuse(flag)
         values[flag] = rest.pop(0)
-        if flag in ("--model", "--hf-repo", "--hf-file", "--alias", "--ctx-size", "--parallel", "--lora", "--chat-template"):
+        if flag in ("--model", "--hf-repo", "--hf-file", "--alias", "--ctx-size", "--parallel", "--lora", "--chat-template", "--model-draft", "--spec-draft-n-max"):
             continue
         if flag not in WITH_VALUE or (flag, values[flag]) == ("--pooling", "none"):
             refuse(flag)
@@ -126,6 +127,8 @@ def as_server(argv):
         args += ["--chat-template", str(template)] if "--chat-template" in values or "stories" in json.dumps(values) else []
     if "--cors-origins" not in values:
         args += ["--allowed-origins", "*"]  # the default of llama-server
+    if "--model-draft" in values:
+        args += ["--speculative-config", json.dumps({"method": "draft_model", "model": values["--model-draft"], "num_speculative_tokens": int(values.get("--spec-draft-n-max", 8))})]
     if "--lora" in values:
         args += ["--lora-modules", "adapter=" + values["--lora"]]
     names = [values["--alias"]] if "--alias" in values else []
@@ -137,7 +140,7 @@ def as_server(argv):
 class Results:
     """A pytest plugin: adapts the tests' client and collects the outcomes."""
 
-    def __init__(self):
+    def __init__(self, models):
         self.outcomes = {}
 
         import utils
@@ -149,6 +152,13 @@ class Results:
             return compare(regex, text) if constrained else isinstance(text, str)
         utils.match_regex = match_regex
         utils.ServerPreset.load_all = staticmethod(lambda: None)  # downloads every model
+
+        def download_file(url, output_file_path=None):
+            for part, path in models.items():
+                if part in url.rsplit("/", 1)[-1]:
+                    return path
+            raise OSError("wget: nothing is downloaded")
+        utils.download_file = download_file
         # /completions is llama.cpp's own format there and OpenAI's here; the fingerprint is a build number there.
         paths = {"/completions": "/completion"}
         request, stream = utils.ServerProcess.make_request, utils.ServerProcess.make_stream_request
@@ -201,7 +211,7 @@ def main():
     models = {name: str(pathlib.Path(path).resolve()) for name, path in (m.split("=", 1) for m in args.model)}
     with socket.create_server(("127.0.0.1", 0)) as free:
         os.environ["PORT"] = str(free.getsockname()[1])
-    sys.modules.setdefault("wget", types.ModuleType("wget"))
+    sys.modules.setdefault("wget", types.ModuleType("wget"))  # imported by the tests
     json_path = args.json.resolve() if args.json else None
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TOKAMAK_LLAMA_TESTS"] = json.dumps({"models": models, "tokamak": str(args.tokamak.resolve()), "folder": folder})
@@ -212,7 +222,7 @@ def main():
         tests = args.tests.resolve()
         os.chdir(tests)
         sys.path.insert(0, str(tests))
-        results = Results()
+        results = Results(models)
         pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", "--no-summary", "-m", "not slow", "unit",
                      *(["-k", args.expression] if args.expression else [])], plugins=[results])
     counts = collections.Counter(kind for kind, _ in results.outcomes.values())

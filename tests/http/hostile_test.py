@@ -28,12 +28,11 @@ def get(headers, first=b"GET /health HTTP/1.1\r\nHost: x"):
     return first + b"\r\n" + headers + b"\r\n\r\n"
 
 
-# name, bytes, status of the only answer (0: none)
+# name, bytes, status of the only answer
 FRAMING = [
     ("coding after a tab", post(b"Transfer-Encoding:\tchunked\r\nConnection: close", PIECE + b"0\r\n\r\n"), 200),
     ("coding in capitals", post(b"TRANSFER-ENCODING: CHUNKED\r\nConnection: close", PIECE + b"0\r\n\r\n"), 200),
     ("space before the colon", post(b"Transfer-Encoding : chunked", b"0\r\n\r\n" + SECOND), 400),
-    ("folded coding", post(b"Transfer-Encoding:\r\n chunked", b"0\r\n\r\n" + SECOND), 400),
     ("coding with a control character", post(b"Transfer-Encoding: \x0bchunked", b"0\r\n\r\n" + SECOND), (400, 501)),
     ("coding with a zero", post(b"Transfer-Encoding: chunked\0", b"0\r\n\r\n" + SECOND), (400, 501)),
     ("quoted coding", post(b'Transfer-Encoding: "chunked"', b"0\r\n\r\n" + SECOND), (400, 501)),
@@ -48,7 +47,7 @@ FRAMING = [
     ("chunk with a prefix", post(CHUNKED, b"0x14\r\n" + BODY + b"\r\n0\r\n\r\n" + SECOND), 400),
     ("chunk without its end", post(CHUNKED, b"14\r\n" + BODY + b"0\r\n\r\n" + SECOND), 400),
     ("lines that end with LF", post(CHUNKED, b"14\n" + BODY + b"\n0\n\n" + SECOND), 400),
-    ("a length among the trailers", post(CHUNKED + b"\r\nConnection: close", PIECE + b"0\r\nContent-Length: 5\r\n\r\n"), 200),
+    ("a length among the trailers", post(CHUNKED + b"\r\nConnection: close", PIECE + b"0\r\nContent-Length: 5\r\n\r\n"), 400),
     ("10,000 headers", get(b"".join(b"X%d: y\r\n" % i for i in range(10_000)) + b"Connection: close"), 431),
     ("a header without an end", get(b"X: " + b"y" * 1_000_000), 431),
     ("a bare CR", get(b"X: a\rY: b\r\nConnection: close"), 400),
@@ -115,19 +114,18 @@ class Hostile(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 5)
 
     def only_answer(self, name, data, expected):
-        """Sends bytes; what comes back is one answer with an expected status, and the connection ends."""
+        """Sends bytes; what comes back is at most one answer, with an expected status, and the connection ends."""
+        expected = expected if isinstance(expected, tuple) else (expected,)
         data = data.replace(b"\r\nHost: x\r\n", b"\r\nHost: x\r\nX-Api-Key: one\r\n", 1)
         with contextlib.closing(self.server.connect()) as s:
             with contextlib.suppress(OSError):
                 s.sendall(data)
-                s.shutdown(socket.SHUT_WR)
-            answer = read_all(s)
-        answers = answer.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").count(b"HTTP/1.")
-        self.assertLessEqual(answers, 1, name)
-        if answers:
-            self.assertIn(int(answer.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b" ", 2)[1]), expected if isinstance(expected, tuple) else (expected,), (name, answer[:300]))
-        else:
-            self.assertNotIn(200, expected if isinstance(expected, tuple) else (expected,), name)
+                if 200 not in expected:
+                    s.shutdown(socket.SHUT_WR)
+            answer = read_all(s).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+        self.assertLessEqual(answer.count(b"HTTP/1."), 1, name)
+        if answer or 200 in expected:  # a connection may also just be closed
+            self.assertIn(int(answer.split(b" ", 2)[1]), expected, (name, answer[:300]))
 
     def test_framing(self):
         for name, data, expected in FRAMING:
