@@ -7,7 +7,7 @@ namespace tokamak {
 namespace {
 
 constexpr double kClearGain = 1.02;     // tokens per second, against no drafts
-constexpr double kMostPrior = 4;        // weight of the average, in drafts
+constexpr double kMostPrior = 3;        // weight of the average, in drafts
 constexpr double kKeepSequence = 0.9;   // weight of the past, per verified proposal
 constexpr double kKeepAverage = 0.995;  //
 constexpr int32_t kFirstPause = 16;     // proposals that are not used before the next attempt
