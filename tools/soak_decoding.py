@@ -36,7 +36,8 @@ Call a tool as <tool_call>{"name": ..., "arguments": ...}</tool_call>. The tools
 {% endif %}"""
 ITEMS = {"type": "array", "maxItems": 3, "items": {"type": "object", "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
                                                   "required": ["id", "ok"], "additionalProperties": False}}
-GRAMMARS = [{"guided_json": soak.SCHEMA}, {"guided_json": ITEMS}, {"guided_regex": r"(\d{1,3}-)+[a-z]{2,8}"}, {"guided_choice": ["left", "right", "straight on"]},
+CONTAINS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "contains": {"minimum": 50}, "minContains": 2, "maxItems": 5}
+GRAMMARS = [{"guided_json": soak.SCHEMA}, {"guided_json": ITEMS}, {"guided_json": CONTAINS}, {"guided_regex": r"(\d{1,3}-)+[a-z]{2,8}"}, {"guided_choice": ["left", "right", "straight on"]},
             {"guided_grammar": 'root ::= item ("," item){0,4}\nitem ::= [a-z]+ "=" [0-9]+'}, {"response_format": {"type": "json_object"}}]
 PROGRAM = {"variables": {"words": ["stone", "river", "seven"]}, "program": [
     {"text": "A word and its kind.\nhouse: thing\ngoes: verb\nred: colour\n"},

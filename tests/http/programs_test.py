@@ -55,6 +55,15 @@ class Programs(unittest.TestCase):
         with urllib.request.urlopen(request, timeout=60) as r:
             return r.read().decode()
 
+    def test_two_generations_are_written_as_one(self):
+        """Spaces at the start of a token are kept where a generation goes on from a text."""
+        for start in "a", PREFIX, "Two\n", "three ", "4:":
+            texts = []
+            for parts in [12], [5, 7], [1, 4, 7]:
+                program = [{"text": start}] + [{"gen": f"g{i}", "max_tokens": n, "temperature": 0, "ignore_eos": True} for i, n in enumerate(parts)]
+                texts.append(json.loads(self.post({"program": program})[1])["text"])
+            self.assertEqual(texts, [texts[0]] * 3)
+
     def test_a_select_is_the_best_mean_log_probability(self):
         choices = [" yes", " no", " perhaps not at all"]
         data = json.loads(self.post({"program": [{"text": PREFIX}, {"select": "c", "choices": choices, "score": "s"}]})[1])

@@ -7,7 +7,7 @@ namespace tokamak {
 namespace {
 
 constexpr double kClearGain = 1.02;     // tokens per second, against no drafts
-constexpr double kMostPrior = 12;       // weight of the average, in drafts
+constexpr double kMostPrior = 3;        // weight of the average, in drafts
 constexpr double kKeepSequence = 0.9;   // weight of the past, per verified proposal
 constexpr double kKeepAverage = 0.995;  //
 constexpr int32_t kFirstPause = 16;     // proposals that are not used before the next attempt
@@ -30,9 +30,9 @@ int32_t DraftPlanner::most_for(const Sequence& seq) const {
   return wanted < 0 ? most : std::min(most, wanted);
 }
 
-// Of all sequences. A stronger proposal is no less likely to be right, so neighbours whose averages
-// say otherwise share one (isotonic regression): a strength that is seldom seen has little evidence
-// of its own.
+// What all sequences showed. A stronger proposal is no less likely to be right, so neighbours whose
+// averages say otherwise share one (isotonic regression): a strength that is seldom seen has little
+// evidence of its own.
 DraftPlanner::Average DraftPlanner::average(int32_t strength) const {
   struct Pool {
     Average average;

@@ -37,10 +37,21 @@ const std::vector<int32_t>& Context::ids() {
   return ids_;
 }
 
+Detokenizer Context::continuation() const {
+  constexpr DecodeOptions kOptions{.skip_special = true};
+  Detokenizer out(*tokenizer_, kOptions);
+  if (text_.empty() || ids_.empty()) return out;
+  if (out.push(ids_.back()) == tokenizer_->decode({&ids_.back(), 1}, kOptions)) return out;
+  return Detokenizer(*tokenizer_, kOptions);  // the last token ends inside a character
+}
+
 void Context::add_ids(const std::vector<int32_t>& ids, const std::string& text, bool cut) {
   size_t keep = ids.size(), covered = text.size();
   for (; cut && keep > 0; --keep) {  // the ids that are before the stop string
-    std::string head = tokenizer_->decode({ids.data(), keep}, {.skip_special = true});
+    Detokenizer decoder = continuation();
+    std::string head;
+    for (size_t i = 0; i < keep; ++i) head += decoder.push(ids[i]);
+    head += decoder.finish();
     covered = head.size();
     if (text.starts_with(head)) break;
   }

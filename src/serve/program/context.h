@@ -9,6 +9,7 @@
 
 #include "base/value.h"
 #include "text/chat_template.h"
+#include "text/detokenizer.h"
 #include "text/tokenizer.h"
 
 namespace tokamak::program {
@@ -30,6 +31,10 @@ class Context {
   const std::vector<int32_t>& ids();
   // Ids with their text. cut: a stop string ended it, and `text` is shorter than that of the ids.
   void add_ids(const std::vector<int32_t>& ids, const std::string& text, bool cut = false);
+
+  // For the text of ids that follow ids(). Some tokenizers drop a space at the start of a text;
+  // here it is kept unless an answer begins.
+  Detokenizer continuation() const;
 
   // Messages. Throw Error(kUnsupported) if the model has no chat template, and
   // Error(kInvalidArgument) if it refuses the messages.

@@ -24,7 +24,7 @@ class ProgramError : public Error {
  public:
   // path: "program[2].do[0].gen".
   ProgramError(std::string path, const std::string& message, bool limit = false)
-      : Error(ErrorCode::kInvalidArgument, path + ": " + message),
+      : Error(ErrorCode::kInvalidArgument, path.empty() ? message : path + ": " + message),
         path_(std::move(path)),
         limit_(limit) {}
   const std::string& path() const { return path_; }

@@ -109,7 +109,8 @@ void Run::submit(Branch& branch, RequestSpec spec, size_t part) {
 
 void Run::start_gen(Branch& branch, const Statement& s) {
   const Host& host = host_of(s);
-  RequestSpec spec = spec_for(context_of(branch, s).ids());
+  Context& context = context_of(branch, s);
+  RequestSpec spec = spec_for(context.ids());
   int64_t room = host.max_model_len - static_cast<int64_t>(spec.prompt.size());
   if (room < 1) wrong(s.path, "the context of {} tokens is full", host.max_model_len);
   auto limit = static_cast<int32_t>(std::min<int64_t>(s.gen.max_tokens, room));
@@ -123,8 +124,7 @@ void Run::start_gen(Branch& branch, const Statement& s) {
   }
   spec.sample = std::make_shared<const SampleSpec>(std::move(sample));
   branch.pending = std::make_unique<Pending>(Pending{.statement = &s});
-  branch.pending->detokenizer =
-      std::make_unique<Detokenizer>(*host.tokenizer, DecodeOptions{.skip_special = true});
+  branch.pending->detokenizer = std::make_unique<Detokenizer>(context.continuation());
   branch.pending->stops = StopStrings(s.gen.stops);
   branch.pending->limit = limit;
   branch.pending->prompt = spec.prompt;

@@ -212,9 +212,9 @@ uint32_t SchemaDocument::types_without(const SchemaRef& s, uint32_t bits) const 
   Value::Array one{excluded.has("const") ? excluded.at("const") : Value()};
   for (const Value& v : list != nullptr ? list->as_array() : one) {
     if (v.is_null()) bits &= ~uint32_t{kNull};
-    uint32_t kept = v.is_number() ? kInteger | kFraction : v.is_object() ? kObject : kArray;
-    if ((v.is_number() || v.is_object() || v.is_array()) && (bits & kept) != 0)
-      schema_error(s.path, "not", "is only supported for strings, booleans and null");
+    uint32_t kept = v.is_object() ? kObject : kArray;
+    if ((v.is_object() || v.is_array()) && (bits & kept) != 0)
+      schema_error(s.path, "not", "is only supported for strings, numbers, booleans and null");
   }
   return bits;
 }

@@ -17,6 +17,25 @@ Value without_member(const std::string& name) {
   return of_type("object", "properties", Value::Object{{name, Value(false)}});
 }
 
+// All values but these; numbers are left out between bounds.
+Value none_of(const Value::Array& values) {
+  Value::Array numbers, others;
+  for (const Value& v : values) (v.is_number() ? numbers : others).push_back(v);
+  if (numbers.empty()) return only("not", only("enum", Value(std::move(others))));
+  std::sort(numbers.begin(), numbers.end(),
+            [](const Value& a, const Value& b) { return a.as_double() < b.as_double(); });
+  Value::Array parts{only("not", only("type", "number"))};
+  for (size_t i = 0; i <= numbers.size(); ++i) {
+    Value between = Value::Object{{"type", "number"}};
+    if (i > 0) between.set("exclusiveMinimum", numbers[i - 1]);
+    if (i < numbers.size()) between.set("exclusiveMaximum", numbers[i]);
+    parts.push_back(std::move(between));
+  }
+  if (others.empty()) return any_of(std::move(parts));
+  return only("allOf", Value(Value::Array{only("not", only("enum", Value(std::move(others)))),
+                                          any_of(std::move(parts))}));
+}
+
 bool is_annotation(std::string_view key) {
   for (std::string_view known : {"title", "description", "default", "examples", "$comment",
                                  "deprecated", "readOnly", "writeOnly", "$schema", "$id"})
@@ -76,8 +95,12 @@ bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
 
 bool negate_keyword(const std::string& key, const Value& value, Negations& out, int depth) {
   if (is_annotation(key)) return true;
-  if (key == "type" || key == "enum" || key == "const") {
-    out.push_back(only("not", only(key.c_str(), value)));
+  if (key == "type") {
+    out.push_back(only("not", only("type", value)));
+    return true;
+  }
+  if (key == "const" || (key == "enum" && value.is_array())) {
+    out.push_back(none_of(key == "enum" ? value.as_array() : Value::Array{value}));
     return true;
   }
   if (key == "pattern") {
@@ -148,9 +171,12 @@ bool is_plain_negation(const Value& excluded) {
   if (!excluded.is_object()) return false;
   if (excluded.size() == 0) return true;
   if (excluded.size() != 1) return false;
-  for (const char* key : {"type", "enum", "const", "pattern"})
-    if (excluded.has(key)) return true;
-  return false;
+  auto number = [](const Value& v) { return v.is_number(); };
+  if (const Value* one = excluded.find("const")) return !number(*one);
+  const Value* list = excluded.find("enum");
+  if (list != nullptr && list->is_array())
+    return std::none_of(list->as_array().begin(), list->as_array().end(), number);
+  return list != nullptr || excluded.has("type") || excluded.has("pattern");
 }
 
 std::optional<Value> negated_schema(const Value& schema, int depth) {
