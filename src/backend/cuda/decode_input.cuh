@@ -248,8 +248,8 @@ class BatchInput {
     reader_.load(x[place], element(part, s), true);
   }
   // Waits for parts [part, part + parts), the first at place 0, and converts them. `asked`: all
-  // was loaded with load().
-  __device__ void settle(int part, int parts, int turn, bool asked) {
+  // was loaded with load(). Returns the scale of the sums of this lane's sequence.
+  __device__ float settle(int part, int parts, int turn, bool asked) {
     auto at = [&](int i) { return element(part + part_of(i, parts), segment_of(i, parts)); };
     auto load = [&](uint4& v, int i, bool wanted) {
       reader_.load(v, at(i), wanted && exists(i, parts));
@@ -267,12 +267,10 @@ class BatchInput {
       convert_all<true>(parts, gains);
     else
       convert_all<false>(parts, gains);
-    if constexpr (kType == DecodeWeight::kF16) scale_to_half(parts);
     if constexpr (kIntegers<kType>) __syncwarp();
-    if (!norm_) return;
-    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
-    squares += __shfl_xor_sync(kAllLanes, squares, 2);
-    if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
+    if (norm_) share_squares(turn);
+    if constexpr (kType == DecodeWeight::kF16) return scale_to_half(parts);
+    return 1;
   }
 
   // The scales of this lane's columns of the tensor cores.
@@ -281,13 +279,16 @@ class BatchInput {
     return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];
   }
 
-  // kF16: of the sums of this lane's sequence, until settle() is called again.
-  __device__ float sum_scale() const { return sum_scale_; }
-
   uint4 x[kHeldSegments] = {};
 
  private:
-  __device__ __forceinline__ void scale_to_half(int parts) {
+  __device__ void share_squares(int turn) const {
+    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
+    squares += __shfl_xor_sync(kAllLanes, squares, 2);
+    if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
+  }
+  // Returns the inverse of the scale.
+  __device__ __forceinline__ float scale_to_half(int parts) {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < kHeldSegments; ++i)
@@ -299,7 +300,7 @@ class BatchInput {
 #pragma unroll
     for (int i = 0; i < kHeldSegments; ++i)
       x[i] = make_uint4(half(x[i].x), half(x[i].y), half(x[i].z), half(x[i].w));
-    sum_scale_ = half.inverse();
+    return half.inverse();
   }
   template <bool kNorm>
   __device__ __forceinline__ void convert_all(int parts, const uint4 (&all)[kHeldSegments / 8]) {
@@ -335,7 +336,6 @@ class BatchInput {
   InputReader<C, kType> reader_;
   bool norm_, mine_;
   float squares_ = 0;  // of this lane, over all parts so far
-  float sum_scale_ = 1;
 };
 
 }  // namespace tokamak::cuda

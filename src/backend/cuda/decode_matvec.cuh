@@ -202,8 +202,7 @@ class DecodeMatvec {
     const int passes = parts_outside ? work_.parts : 1;
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
-      input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
-      input_scale_ = input.sum_scale();
+      input_scale_ = input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
       if (pass == 0) t_.mark(kHasInput);
 #pragma unroll 1
       for (int first = 0; first < work_.tiles; first += C::kFlush) {
