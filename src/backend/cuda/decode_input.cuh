@@ -229,7 +229,7 @@ __device__ float stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
 template <class C, DecodeWeight kType>
 class BatchInput {
  public:
-  // scales: of this consumer, kQ8 and kQ4.
+  // scales: of this consumer, kQ8, kQ4 and kF16.
   __device__ BatchInput(DecodeThread<C>& t, const DecodeInstruction& in, const MatvecWork& work,
                         float (*scales)[kMaxBatch])
       : scales_(scales),
@@ -248,29 +248,34 @@ class BatchInput {
     reader_.load(x[place], element(part, s), true);
   }
   // Waits for parts [part, part + parts), the first at place 0, and converts them. `asked`: all
-  // was loaded with load(). Returns the scale of the sums of this lane's sequence.
-  __device__ float settle(int part, int parts, int turn, bool asked) {
+  // was loaded with load().
+  __device__ void settle(int part, int parts, int turn, bool asked) {
     auto at = [&](int i) { return element(part + part_of(i, parts), segment_of(i, parts)); };
     auto load = [&](uint4& v, int i, bool wanted) {
       reader_.load(v, at(i), wanted && exists(i, parts));
     };
     auto ready = [&](uint4 v, int i) { return !exists(i, parts) || reader_.ready(v); };
-    // A lane loads the gains of every eighth segment, before it waits.
+    // A lane loads the gains of every eighth segment, before it waits if it has registers for them.
     uint4 gains[kHeldSegments / 8] = {};
-    if (norm_) {
+    auto load_gains = [&] {
 #pragma unroll
-      for (int h = 0; h < kHeldSegments / 8; ++h)
+      for (int h = 0; norm_ && h < kHeldSegments / 8; ++h)
         if (exists(8 * h + t_.lane / 4, parts)) gains[h] = reader_.gains(at(8 * h + t_.lane / 4));
-    }
+    };
+    constexpr bool kEarly = kType != DecodeWeight::kF16;
+    if constexpr (kEarly) load_gains();
     t_.poll_all(x, load, ready, !asked);
+    if constexpr (!kEarly) load_gains();
     if (norm_)
       convert_all<true>(parts, gains);
     else
       convert_all<false>(parts, gains);
-    if constexpr (kIntegers<kType>) __syncwarp();
-    if (norm_) share_squares(turn);
-    if constexpr (kType == DecodeWeight::kF16) return scale_to_half(parts);
-    return 1;
+    if constexpr (kType == DecodeWeight::kF16) scale_to_half(parts);
+    if constexpr (kIntegers<kType> || kType == DecodeWeight::kF16) __syncwarp();
+    if (!norm_) return;
+    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
+    squares += __shfl_xor_sync(kAllLanes, squares, 2);
+    if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
   }
 
   // The scales of this lane's columns of the tensor cores.
@@ -282,13 +287,8 @@ class BatchInput {
   uint4 x[kHeldSegments] = {};
 
  private:
-  __device__ void share_squares(int turn) const {
-    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
-    squares += __shfl_xor_sync(kAllLanes, squares, 2);
-    if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
-  }
-  // Returns the inverse of the scale.
-  __device__ __forceinline__ float scale_to_half(int parts) {
+  // The first scale of a sequence becomes that of its sums.
+  __device__ __forceinline__ void scale_to_half(int parts) {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < kHeldSegments; ++i)
@@ -300,7 +300,7 @@ class BatchInput {
 #pragma unroll
     for (int i = 0; i < kHeldSegments; ++i)
       x[i] = make_uint4(half(x[i].x), half(x[i].y), half(x[i].z), half(x[i].w));
-    return half.inverse();
+    if (t_.lane % 4 == 0) scales_[0][t_.lane / 4] = half.inverse();
   }
   template <bool kNorm>
   __device__ __forceinline__ void convert_all(int parts, const uint4 (&all)[kHeldSegments / 8]) {
