@@ -229,7 +229,7 @@ __device__ float stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
 template <class C, DecodeWeight kType>
 class BatchInput {
  public:
-  // scales: of this consumer, kQ8 and kQ4.
+  // scales: of this consumer, kQ8, kQ4 and kF16.
   __device__ BatchInput(DecodeThread<C>& t, const DecodeInstruction& in, const MatvecWork& work,
                         float (*scales)[kMaxBatch])
       : scales_(scales),
@@ -255,20 +255,23 @@ class BatchInput {
       reader_.load(v, at(i), wanted && exists(i, parts));
     };
     auto ready = [&](uint4 v, int i) { return !exists(i, parts) || reader_.ready(v); };
-    // A lane loads the gains of every eighth segment, before it waits.
+    // A lane loads the gains of every eighth segment, before it waits if it has registers for them.
     uint4 gains[kHeldSegments / 8] = {};
-    if (norm_) {
+    auto load_gains = [&] {
 #pragma unroll
-      for (int h = 0; h < kHeldSegments / 8; ++h)
+      for (int h = 0; norm_ && h < kHeldSegments / 8; ++h)
         if (exists(8 * h + t_.lane / 4, parts)) gains[h] = reader_.gains(at(8 * h + t_.lane / 4));
-    }
+    };
+    constexpr bool kEarly = kType != DecodeWeight::kF16;
+    if constexpr (kEarly) load_gains();
     t_.poll_all(x, load, ready, !asked);
+    if constexpr (!kEarly) load_gains();
     if (norm_)
       convert_all<true>(parts, gains);
     else
       convert_all<false>(parts, gains);
     if constexpr (kType == DecodeWeight::kF16) scale_to_half(parts);
-    if constexpr (kIntegers<kType>) __syncwarp();
+    if constexpr (kIntegers<kType> || kType == DecodeWeight::kF16) __syncwarp();
     if (!norm_) return;
     float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
     squares += __shfl_xor_sync(kAllLanes, squares, 2);
@@ -281,12 +284,10 @@ class BatchInput {
     return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];
   }
 
-  // kF16: of the sums of this lane's sequence, until settle() is called again.
-  __device__ float sum_scale() const { return sum_scale_; }
-
   uint4 x[kHeldSegments] = {};
 
  private:
+  // The first scale of a sequence becomes that of its sums.
   __device__ __forceinline__ void scale_to_half(int parts) {
     uint32_t most = 0;
 #pragma unroll
@@ -299,7 +300,7 @@ class BatchInput {
 #pragma unroll
     for (int i = 0; i < kHeldSegments; ++i)
       x[i] = make_uint4(half(x[i].x), half(x[i].y), half(x[i].z), half(x[i].w));
-    sum_scale_ = half.inverse();
+    if (t_.lane % 4 == 0) scales_[0][t_.lane / 4] = half.inverse();
   }
   template <bool kNorm>
   __device__ __forceinline__ void convert_all(int parts, const uint4 (&all)[kHeldSegments / 8]) {
@@ -335,7 +336,6 @@ class BatchInput {
   InputReader<C, kType> reader_;
   bool norm_, mine_;
   float squares_ = 0;  // of this lane, over all parts so far
-  float sum_scale_ = 1;
 };
 
 }  // namespace tokamak::cuda

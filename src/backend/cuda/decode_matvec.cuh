@@ -203,7 +203,6 @@ class DecodeMatvec {
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
-      input_scale_ = input.sum_scale();
       if (pass == 0) t_.mark(kHasInput);
 #pragma unroll 1
       for (int first = 0; first < work_.tiles; first += C::kFlush) {
@@ -276,17 +275,23 @@ class DecodeMatvec {
         to[lane / 4 + 8] = c[2] * input_scale_;
       }
     } else if (kTileRows == 8) {
-      reinterpret_cast<float2*>(to)[lane] = make_float2(c[0] * input_scale_, c[1] * input_scale_);
+      const float scale = batch_scale();
+      reinterpret_cast<float2*>(to)[lane] = make_float2(c[0] * scale, c[1] * scale);
     } else {
       reinterpret_cast<float4*>(to)[lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
+  }
+  // kF16, several sequences: of the sums of this lane's; it may change from part to part.
+  __device__ float batch_scale() const {
+    return kType == DecodeWeight::kF16 ? sums_.input_scales[t_.warp][0][t_.lane / 4] : 1;
   }
   __device__ void get_sums(int tile, float (&c)[4]) {
     const float* from = slot(tile);
     if (kTileRows == 8) {
       float2 v = reinterpret_cast<const float2*>(from)[t_.lane];
-      c[0] = v.x * (1 / input_scale_);
-      c[1] = v.y * (1 / input_scale_);
+      const float scale = 1 / batch_scale();
+      c[0] = v.x * scale;
+      c[1] = v.y * scale;
     } else {
       float4 v = reinterpret_cast<const float4*>(from)[t_.lane];
       c[0] = v.x;
@@ -408,7 +413,7 @@ class DecodeMatvec {
   MatvecWork work_;
   MatvecShared<C>& sums_;
   float scale_[kRounds], bias_[kRounds], norm_ = 1;
-  float input_scale_ = 1;  // of the sums, where the input is scaled
+  float input_scale_ = 1;  // of the sums of one sequence, where its input is scaled
 };
 
 }  // namespace tokamak::cuda

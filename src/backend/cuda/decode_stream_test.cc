@@ -88,8 +88,8 @@ TEST(DecodeProgram, BuffersDoNotOverlap) {
 }
 
 TEST(DecodeProgram, SharedMemoryFits) {
-  for (DecodeWeight type :
-       {DecodeWeight::kBf16, DecodeWeight::kFp8, DecodeWeight::kQ8, DecodeWeight::kQ4})
+  for (DecodeWeight type : {DecodeWeight::kBf16, DecodeWeight::kF16, DecodeWeight::kFp8,
+                            DecodeWeight::kQ8, DecodeWeight::kQ4})
     for (int batch : {1, 2, 8}) {
       DecoderShape s = llama_8b();
       EXPECT_LE(DecodeVariant::of(s, batch, type).shared_bytes(s), kSharedLimit);
@@ -115,6 +115,7 @@ TEST(DecodeProgram, ShapesThatCannotRunAreRefused) {
   EXPECT_FALSE(refused(8, as_is));
   EXPECT_FALSE(refused(8, as_is, DecodeWeight::kQ4));
   EXPECT_FALSE(refused(1, odd_width));
+  EXPECT_FALSE(refused(1, odd_width, DecodeWeight::kF16));
   EXPECT_TRUE(refused(1, odd_width, DecodeWeight::kFp8));  // no equal shares for the consumers
   EXPECT_TRUE(refused(9, as_is));
   EXPECT_TRUE(refused(1, [](DecoderShape& s) { s.layers = 124; }));
