@@ -283,6 +283,14 @@ bool LayerLaunches::few_rows_by_parts(LaunchList& list, FewRowsProduct p, const 
 // y[rows, n] = x[rows, k] * w^T, or its sums.
 FewRowsSums LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                                    DeviceAddress y, DType out) const {
+  if (rows > kMostFewRows && in_place(w) &&
+      plans_.weights.at(w.parts[0]).dtype != DType::kBF16) {  // the head: some rows at a time
+    const size_t x_row = dtype_bytes(DType::kBF16, w.k), y_row = dtype_bytes(out, w.n);
+    for (int64_t first = 0; first < rows; first += kMostFewRows)
+      product(list, x + static_cast<size_t>(first) * x_row, w, std::min(kMostFewRows, rows - first),
+              y + static_cast<size_t>(first) * y_row, out);
+    return {};
+  }
   FewRowsProduct few{.x = x, .y = y, .rows = rows, .n = w.n, .f32 = out == DType::kF32};
   FewRowsSums sums{};
   if (few_rows(list, few, w, few.f32 ? nullptr : &sums)) return sums;
@@ -320,19 +328,6 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
   list.add("op_layer", "op_rope_turns",
            {(args.rows * args.half + kElementThreads - 1) / kElementThreads}, kElementThreads,
            args);
-}
-
-// A head that is not bf16 is multiplied with as many rows at a time as products of few rows take.
-void LayerLaunches::logits(LaunchList& list, const Step& step) const {
-  const DecoderShape& s = decoder_.shape;
-  const bool whole = plans_.weights.at(decoder_.head).dtype == DType::kBF16;
-  const int64_t most = whole ? step.outputs : kMostFewRows;
-  for (int64_t first = 0; first < step.outputs; first += most) {
-    const auto x = static_cast<DeviceAddress>(first * s.hidden) * sizeof(uint16_t),
-               y = static_cast<DeviceAddress>(first * s.vocab) * sizeof(float);
-    product(list, normed_ + x, head(), std::min(most, step.outputs - first), step.logits + y,
-            DType::kF32);
-  }
 }
 
 // To normed_.
@@ -424,7 +419,7 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
     delta = {delta_, product(list, gated_, down(l), rows, delta_)};
   }
   add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
-  logits(list, step);
+  product(list, normed_, head(), step.outputs, step.logits, DType::kF32);
 }
 
 }  // namespace tokamak::cuda

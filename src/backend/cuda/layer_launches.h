@@ -72,7 +72,6 @@ class LayerLaunches {
   bool few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
   void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
-  void logits(LaunchList& list, const Step& step) const;
   void add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
   void rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,
