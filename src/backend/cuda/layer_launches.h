@@ -66,10 +66,10 @@ class LayerLaunches {
     DeviceAddress values = 0;
     FewRowsSums sums{};
   };
+  bool few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
   FewRowsSums product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                       DeviceAddress y, DType out = DType::kBF16) const;
   bool few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w, FewRowsSums* sums) const;
-  bool few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
   void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
   void add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
