@@ -251,7 +251,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
     return false;
   p.w = weights_.address(w.parts[0]);
   p.k = w.k;
-  if (!few_rows_takes(p, blocks)) return false;
+  if (!few_rows_reads(p.type, p.k) || !few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;
@@ -269,7 +269,7 @@ bool LayerLaunches::few_rows_by_parts(LaunchList& list, FewRowsProduct p, const 
     p.n = entry.dims.at(0);
     p.type = entry.dtype;
     p.w = weights_.address(part);
-    if (!few_rows_takes(p, libraries_.hopper_blocks)) return false;
+    if (!few_rows_reads(p.type, p.k) || !few_rows_takes(p, libraries_.hopper_blocks)) return false;
     parts.push_back(p);
     p.y += static_cast<DeviceAddress>(p.n) * sizeof(uint16_t);
   }
