@@ -187,7 +187,7 @@ def feed_forward(s, back):
             (f"ffn_up{suffix}", rows(s.ffn), s.hidden, 1.0), (f"ffn_down{suffix}", rows(s.hidden), s.ffn, back))
 
 
-def tensor_list(s, kind, embedding_kind, value_kind):
+def tensor_list(s, kind, embedding_kind):
     """(name, type, rows, columns, standard deviation); columns 0: `rows` times the last number."""
     if is_recurrent(s):
         yield from recurrent_tensors(s, kind)
@@ -200,9 +200,8 @@ def tensor_list(s, kind, embedding_kind, value_kind):
         ("attn_output", s.hidden, q, back))
     for i in range(s.layers):
         for name, rows, columns, gain in (*attention, *feed_forward(s, back)):
-            of_values = name in ("attn_v", "ffn_down")
-            yield (f"blk.{i}.{name}.weight", T.F32 if name == "ffn_gate_inp" else value_kind if of_values else kind, rows, columns,
-                   gain / math.sqrt(columns))
+            t = T.F32 if name == "ffn_gate_inp" else TYPES[s.value_type or s.type] if name in ("attn_v", "ffn_down") else kind
+            yield f"blk.{i}.{name}.weight", t, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 1.0
         if is_latent(s):
@@ -273,7 +272,7 @@ def main():
         if getattr(s, name, None) is None:
             setattr(s, name, value)
     kind = TYPES[s.type]
-    tensors = list(tensor_list(s, kind, TYPES[s.embedding_type or s.type], TYPES[s.value_type or s.type]))
+    tensors = list(tensor_list(s, kind, TYPES[s.embedding_type or s.type]))
 
     writer = gguf.GGUFWriter(s.out, architecture(s))
     writer.add_name(f"random {s.shape} {s.type}")

@@ -100,7 +100,7 @@ double layers_seconds(const DecoderWork& work, const Machine& machine) {
   const Rates rates(machine);
   const bool few = work.rows <= static_cast<double>(kMostFewRows);
   const double share = !few ? kProductShare : work.rows <= 32 ? 0.91 : 0.8;
-  constexpr double kDecodeRate = 5e12;  // weights per second
+  constexpr double kDecodeRate = 2.4e12;  // weights per second
   const double products = std::max({work.weight_bytes / (share * rates.memory),
                                     work.flops / rates.tensor_flops, work.decoded / kDecodeRate});
   const double between =

@@ -112,8 +112,8 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      if constexpr (C::kBlocks) {  // elements of two bytes
-        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * (C::kOfType.bytes / 2),
+      if constexpr (C::kBlocks) {  // elements of two bytes, from a multiple of 16 bytes on
+        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * C::kOfType.bytes / 16 * 8,
                           row + half * a.second, full);
       } else {
 #pragma unroll
@@ -171,7 +171,7 @@ class FewRowsConsumer {
       const uint32_t plane = opaque(blockIdx.x - static_cast<uint32_t>(shares.first_of(tile)));
       if (!waited) wait_for_earlier();
       waited = true;
-      multiply(count);
+      multiply(step, count);
       unit += count;
       if (a_.sums.planes) {
         write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
@@ -191,7 +191,7 @@ class FewRowsConsumer {
 #pragma unroll
     for (int half = 0; half < C::kHalves; ++half) pin(sums_[half]);
   }
-  __device__ void multiply(int count) {
+  __device__ void multiply(int first, int count) {  // steps
 #pragma unroll
     for (int half = 0; half < C::kHalves; ++half)
 #pragma unroll
@@ -201,7 +201,7 @@ class FewRowsConsumer {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
       wait_barrier(shared_.values_full(of_values_.stage), of_values_.phase);
       if constexpr (C::kDecoded)
-        multiply_decoded();
+        multiply_decoded((first + i) * C::kOfType.bytes % 16);
       else
         multiply_shared();
       products_wait<0>();
@@ -234,14 +234,14 @@ class FewRowsConsumer {
   // 64 columns of a warp's rows as bf16: four operands of products, of four words each.
   using Operands = uint32_t[16];
   // A stage of weights by way of registers: 64 columns are decoded while those before are
-  // multiplied.
-  __device__ void multiply_decoded() {
+  // multiplied. past: bytes of blocks before those of the stage.
+  __device__ void multiply_decoded(int past) {
     Operands w[2];
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box) {
       Operands& now = w[box % 2];
       if constexpr (C::kBlocks)
-        decode_blocks(box, now);
+        decode_blocks(box, past, now);
       else
         round_halves(box, now);
       const uint64_t x = values_of_box(box);
@@ -255,8 +255,8 @@ class FewRowsConsumer {
       products_wait<1>();
     }
   }
-  __device__ void decode_blocks(int box, Operands& to) const {
-    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes;
+  __device__ void decode_blocks(int box, int past, Operands& to) const {
+    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes + past;
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight) {
       const unsigned char* row = stage + ((eight ? upper_ : lower_) + lane_ / 4) * C::kOfType.pitch;
