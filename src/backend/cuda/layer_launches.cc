@@ -1,9 +1,6 @@
 #include "backend/cuda/layer_launches.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 
 #include "backend/cuda/launches.h"
 #include "base/error.h"
@@ -11,17 +8,6 @@
 
 namespace tokamak::cuda {
 namespace {
-
-// Products of more rows are not bound by reading weights.
-constexpr int64_t kMostRowsAhead = 256;
-// TRIAL: bytes brought to the cache by rotations, gates and norms.
-const std::array<double, 3> kAhead = [] {
-  std::array<double, 3> mb = {24, 20, 12};
-  if (const char* text = std::getenv("TOKAMAK_CUDA_AHEAD"))
-    std::sscanf(text, "%lf,%lf,%lf", &mb[0], &mb[1], &mb[2]);
-  for (double& x : mb) x *= 1e6;
-  return mb;
-}();
 
 template <class T>
 T* at(DeviceAddress address) {
@@ -273,24 +259,13 @@ FewRowsSums LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matr
   return sums;
 }
 
-AheadArgs LayerLaunches::ahead(const Matrix& w, int64_t rows, double bytes, int64_t of_rows) const {
-  AheadArgs none{};
-  const bool library = rows > kMostFewRows && rows <= kMostRowsAhead && in_place(w) &&
-                       plans_.weights.at(w.parts[0]).dtype == DType::kBF16;
-  const int64_t stride = w.k * 2;
-  const auto width = static_cast<int64_t>(bytes / static_cast<double>(of_rows)) / 128 * 128;
-  if (!library || width == 0) return none;
-  return {at<uint8_t>(weights_.address(w.parts[0])), of_rows, stride, std::min(width, stride)};
-}
-
 // To gated_.
-void LayerLaunches::gate(LaunchList& list, const Matrix& w, int64_t rows,
-                         const AheadArgs& next) const {
+void LayerLaunches::gate(LaunchList& list, const Matrix& w, int64_t rows) const {
   const int64_t n = decoder_.shape.mlp;
   FewRowsProduct few{.x = normed_, .y = gated_, .rows = rows, .n = n, .gated = true};
   if (few_rows(list, few, w, nullptr)) return;
   product(list, normed_, w, rows, wide_);
-  GateArgs args{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, n, next};
+  GateArgs args{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, n};
   const int64_t blocks = (rows * n / 8 + kElementThreads - 1) / kElementThreads;
   list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)}, kElementThreads,
                       args);
@@ -311,9 +286,8 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
 
 // To normed_.
 void LayerLaunches::add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
-                             const AheadArgs& next, DeviceAddress chosen) const {
+                             DeviceAddress chosen) const {
   AddNormArgs args{};
-  args.ahead = next;
   args.residual = at<float>(residual_);
   args.delta = delta.sums.planes ? nullptr : at<uint16_t>(delta.values);
   args.sums = delta.sums;
@@ -342,8 +316,6 @@ void LayerLaunches::rotate(LaunchList& list, const FewRowsSums& sums, const Plan
     *gains = at<void>(weights_.address(weight));
     args.tg = plans_.weights.at(weight).dtype;
   }
-  const Matrix next = out(layer);
-  args.ahead = ahead(next, step.tokens, kAhead[0], next.n);
   args.view = view.views.at(decoder_.group);
   args.key = kv_.state(layer.state).plane("k");
   args.value = kv_.state(layer.state).plane("v");
@@ -392,17 +364,15 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
   turns(list, step);
   Delta delta;
   for (const PlannedLayer& l : decoder_.layers) {
-    const Matrix first = qkv(l), wide = gate_up(l), last = down(l);
-    add_norm(list, delta, l.attention_norm, rows, ahead(first, rows, kAhead[2], first.n));
-    rotate(list, product(list, normed_, first, rows, wide_), l, step, view);
+    add_norm(list, delta, l.attention_norm, rows);
+    rotate(list, product(list, normed_, qkv(l), rows, wide_), l, step, view);
     attend(list, l, step, view, scratch);
     delta = {delta_, product(list, attended_, out(l), rows, delta_)};
-    // Half of the rows: those that the multiprocessors begin with.
-    add_norm(list, delta, l.mlp_norm, rows, ahead(wide, rows, kAhead[2], wide.n / 2));
-    gate(list, wide, rows, ahead(last, rows, kAhead[1], last.n));
-    delta = {delta_, product(list, gated_, last, rows, delta_)};
+    add_norm(list, delta, l.mlp_norm, rows);
+    gate(list, gate_up(l), rows);
+    delta = {delta_, product(list, gated_, down(l), rows, delta_)};
   }
-  add_norm(list, delta, decoder_.final_norm, step.outputs, {}, step.out_rows);
+  add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
   product(list, normed_, head(), step.outputs, step.logits, DType::kF32);
 }
 

@@ -66,12 +66,10 @@ class LayerLaunches {
   FewRowsSums product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                       DeviceAddress y, DType out = DType::kBF16) const;
   bool few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w, FewRowsSums* sums) const;
-  // The part of a product's weights that a launch before it brings to the cache.
-  AheadArgs ahead(const Matrix& w, int64_t rows, double bytes, int64_t of_rows) const;
-  void gate(LaunchList& list, const Matrix& w, int64_t rows, const AheadArgs& next) const;
+  void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
   void add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
-                const AheadArgs& next = {}, DeviceAddress chosen = 0) const;
+                DeviceAddress chosen = 0) const;
   void rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,
               const Step& step, const StepView& view) const;
   void attend(LaunchList& list, const PlannedLayer& layer, const Step& step, const StepView& view,
