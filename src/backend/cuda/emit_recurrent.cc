@@ -1,6 +1,4 @@
 // Launches of ops with a state per sequence, and of low-rank products.
-#include <cstdlib>
-
 #include "backend/cuda/kernels.h"
 #include "base/error.h"
 
@@ -25,8 +23,6 @@ SequencesArgs sequences_of(const CallSite& site, int64_t rows) {
 
 // Values that are stored as bf16; with others rows have the same bits in every batch.
 bool takes_chunks(const ScanArgs& a, DType first, DType second) {
-  static const char* trial = std::getenv("TOKAMAK_CUDA_CHUNKS");  // TRIAL: 0: row after row
-  if (trial && *trial == '0') return false;
   return first == DType::kBF16 && second == DType::kBF16 && a.n % 8 == 0 && a.n <= kChunkState &&
          a.sequences.rows >= kRowsForChunks * a.sequences.sequences;
 }

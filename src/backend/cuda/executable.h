@@ -160,7 +160,8 @@ class CudaExecutable final : public Executable {
   std::vector<DeviceAddress> input_at_;  // by input of the PlanSet
   StepView view_;
   std::vector<int64_t> key_;
-  DeviceAddress states_ = 0, sampling_ = 0, tokens_ = 0;  // of the persistent kernel, sample_rows
+  DeviceAddress states_ = 0;                             // of the persistent kernel
+  DeviceAddress sampling_ = 0, tokens_ = 0, peaks_ = 0;  // of sample_rows
   std::vector<DecodeSampling> stream_sampling_;
   LaunchList sample_launch_;
   std::vector<int32_t> device_tokens_;  // empty: the host or table_sampler_ chooses

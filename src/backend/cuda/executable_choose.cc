@@ -160,13 +160,14 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
   return step;
 }
 
-// States of the persistent kernel, parameters and tokens of sample_rows.
+// States of the persistent kernel; parameters, tokens and peaks of sample_rows.
 size_t CudaExecutable::extra_bytes() const {
   const size_t rows = binder_.phase().samples.size();
   size_t total = 0;
   if (launched_.stream) total += padded(rows * sizeof(DecodeState));
   if (launched_.chooser == Chooser::kSampleRows)
-    total += padded(rows * sizeof(SampleRowParams)) + padded(rows * sizeof(int32_t));
+    total += padded(rows * sizeof(SampleRowParams)) + padded(rows * sizeof(int32_t)) +
+             padded(rows * kSampleParts * sizeof(SamplePeak));
   return total;
 }
 
@@ -194,6 +195,9 @@ void CudaExecutable::stage_extras(size_t at) {
   here = place(rows * sizeof(int32_t));
   std::memset(staged_.data() + here, 0, rows * sizeof(int32_t));
   tokens_ = inputs_.address() + here;
+  here = place(rows * kSampleParts * sizeof(SamplePeak));
+  std::memset(staged_.data() + here, 0, rows * kSampleParts * sizeof(SamplePeak));
+  peaks_ = inputs_.address() + here;
 }
 
 DeviceAddress CudaExecutable::logits_of(const Prepared& p) const {
@@ -224,9 +228,11 @@ void CudaExecutable::launch_sampling(const Prepared& p) {
   args.rows = reinterpret_cast<const SampleRowParams*>(sampling_);
   args.tokens = reinterpret_cast<int32_t*>(tokens_);
   args.vocab = static_cast<int32_t>(plans_.vocab);
+  args.peaks = reinterpret_cast<SamplePeak*>(peaks_);
+  const int64_t rows = std::ssize(binder_.phase().samples);
   sample_launch_.clear();
-  sample_launch_.add("sample", "sample_rows", {std::ssize(binder_.phase().samples)}, kSampleThreads,
-                     args);
+  sample_launch_.add("sample", "sample_peaks", {kSampleParts, rows}, kPeakThreads, args);
+  sample_launch_.add_overlapped("sample", "sample_rows", {rows}, kSampleThreads, args);
   sample_launch_.run(stream_);
 }
 

@@ -106,7 +106,9 @@ class KernelList {
   void add_recurrent() {
     add("causal_conv", fmt::format("causal_conv(*, *, i32, i32, {0}, {0}, {0})", kFloats),
         "f32 fma in the order of the taps", emit_conv);
-    const char* scan = "f32, sums over 32 lanes by a fixed tree, state f32 after every row";
+    const char* scan =
+        "f32, sums over 32 lanes by a fixed tree, state f32 after every row; bf16 vectors and many "
+        "rows: mma over chunks of 64 rows, states as two bf16 pieces";
     add("ssm_scan", fmt::format("ssm_scan(*, *, i32, i32, {0}, {0}, {0}, {0}, {0})", kFloats), scan,
         emit_ssm_scan);
     add("gated_delta", fmt::format("gated_delta(*, *, i32, i32, {0}, {0}, {0}, {0}, {0})", kFloats),

@@ -32,6 +32,7 @@ struct SampleShared {
 };
 
 // The best of all threads, in all threads.
+template <int threads = kSampleThreads>
 TK_DEVICE Best block_best(Best b, SampleShared& shared) {
   for (int d = 16; d > 0; d /= 2) {
     double score = lane_xor(b.score, d);
@@ -41,7 +42,7 @@ TK_DEVICE Best block_best(Best b, SampleShared& shared) {
   sync_block();
   if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = b;
   sync_block();
-  for (int w = 0; w < kWarps; ++w) b.take(shared.best[w].score, shared.best[w].token);
+  for (int w = 0; w < threads / 32; ++w) b.take(shared.best[w].score, shared.best[w].token);
   return b;
 }
 
@@ -142,6 +143,50 @@ TK_DEVICE int collect_best(const float* logits, int vocab, float least, SampleSh
   return found;
 }
 
+// The largest of the logits that a thread looks at. They come in ascending order of tokens, so the
+// first of equal ones stays.
+struct OwnPeak {
+  float logit = -INFINITY;
+  int token = 0x7fffffff;
+  bool edited = false;  // -infinity is a removed token
+  bool bad = false;     // not a number, or infinite
+
+  TK_DEVICE void take(float x, int t) {
+    if (x > logit) {
+      logit = x;
+      token = t;
+    }
+    bad = bad || !(edited ? x < INFINITY : fabsf(x) < INFINITY);
+  }
+  // Tokens [begin, end) of a row, by a block. Rows of whole vectors: several are asked for at once.
+  TK_DEVICE void look_through(const float* logits, int vocab, int begin, int end, int threads) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (vocab % 4 != 0) {
+      for (int i = begin + thread; i < end; i += threads) take(logits[i], i);
+      return;
+    }
+    constexpr int kAtOnce = 8;
+    const auto* from = reinterpret_cast<const Vec4*>(logits);
+    for (int first = begin / 4 + thread; first < end / 4; first += kAtOnce * threads) {
+      Vec4 x[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int at = first + k * threads;
+        x[k] = from[at < end / 4 ? at : 0];
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int at = first + k * threads;
+        if (at >= end / 4) break;  // a token must not count for two threads
+        take(x[k].x, at * 4);
+        take(x[k].y, at * 4 + 1);
+        take(x[k].z, at * 4 + 2);
+        take(x[k].w, at * 4 + 3);
+      }
+    }
+  }
+};
+
 class RowSampler {
  public:
   // edited: tokens may have been removed, which then are -infinity.
@@ -149,20 +194,22 @@ class RowSampler {
                        SampleShared& shared)
       : p_(params), logits_(logits), vocab_(vocab), edited_(edited), shared_(shared) {}
 
-  TK_DEVICE int choose() {
+  // peaks: of the row's parts, or null.
+  TK_DEVICE int choose(const SamplePeak* peaks = nullptr) {
     if (threadIdx.x == 0) shared_.bad = 0;
     sync_block();
-    own_peak_ = -INFINITY;
-    own_top_ = 0x7fffffff;
-    bool bad = false;
-    if (vocab_ % 4 == 0)
-      bad = look_through_vectors();
-    else
-      for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads)
-        bad = look_at(logits_[i], i) || bad;
-    if (bad) shared_.bad = 1;
+    OwnPeak own{.edited = edited_};
+    if (!peaks || keeps_best()) {
+      own.look_through(logits_, vocab_, 0, vocab_, kSampleThreads);
+    } else if (threadIdx.x < kSampleParts) {
+      own.logit = peaks[threadIdx.x].logit;
+      own.token = peaks[threadIdx.x].token;
+      own.bad = own.token == kSampleFailed;
+    }
+    own_peak_ = own.logit;
+    if (own.bad) shared_.bad = 1;
     Best top;
-    if (own_peak_ > -INFINITY) top.take(own_peak_, own_top_);
+    if (own.logit > -INFINITY) top.take(own.logit, own.token);
     top = block_best(top, shared_);
     if (shared_.bad) return kSampleFailed;
     if (top.score == -INFINITY) return kSampleNothing;
@@ -175,41 +222,8 @@ class RowSampler {
   }
 
  private:
-  // A thread's tokens come in ascending order, so the first of equal ones stays. True: not a number
-  // or infinite.
-  TK_DEVICE bool look_at(float x, int token) {
-    if (x > own_peak_) {
-      own_peak_ = x;
-      own_top_ = token;
-    }
-    return !(edited_ ? x < INFINITY : fabsf(x) < INFINITY);
-  }
-  // Rows of whole vectors. Several are asked for at once: one block reads the row.
-  TK_DEVICE bool look_through_vectors() {
-    constexpr int kAtOnce = 8;
-    const auto* from = reinterpret_cast<const Vec4*>(logits_);
-    const int vectors = vocab_ / 4;
-    bool bad = false;
-    for (int first = static_cast<int>(threadIdx.x); first < vectors;
-         first += kAtOnce * kSampleThreads) {
-      Vec4 x[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int at = first + k * kSampleThreads;
-        x[k] = from[at < vectors ? at : 0];
-      }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int at = first + k * kSampleThreads;
-        if (at >= vectors) break;  // a token must not count for two threads
-        bad = look_at(x[k].x, at * 4) || bad;
-        bad = look_at(x[k].y, at * 4 + 1) || bad;
-        bad = look_at(x[k].z, at * 4 + 2) || bad;
-        bad = look_at(x[k].w, at * 4 + 3) || bad;
-      }
-    }
-    return bad;
-  }
+  // Whether the threads' own peaks are used (choose_sorted).
+  TK_DEVICE bool keeps_best() const { return p_.temperature > 0 && p_.top_k > 1; }
   TK_DEVICE float weight(float logit) const {
     return host_exp(mul_rn(add_rn(logit, -peak_), inverse_));
   }
@@ -309,7 +323,6 @@ class RowSampler {
   const float* logits_;
   int vocab_, top_ = 0;
   bool edited_;
-  int own_top_ = 0;  // of this thread, with own_peak_
   float own_peak_ = 0, peak_ = 0, inverse_ = 1, bound_ = 0;
   SampleShared& shared_;
 };
@@ -399,11 +412,36 @@ TK_DEVICE void report_row(const SampleTableLaunch& l, int token, SampleShared& s
 
 }  // namespace sampling
 
+// A block per part of a row and row.
+TK_KERNEL(sample_peaks, SampleLaunch, kPeakThreads) {
+  __shared__ sampling::SampleShared shared;
+  allow_next();
+  wait_for_earlier();
+  const int part = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
+  const int width = (a.vocab / kSampleParts + 4) / 4 * 4;
+  const int begin = part * width, end = begin + width < a.vocab ? begin + width : a.vocab;
+  if (threadIdx.x == 0) shared.bad = 0;
+  sync_block();
+  sampling::OwnPeak own;
+  own.look_through(a.logits + static_cast<int64_t>(row) * a.vocab, a.vocab, begin, end,
+                   kPeakThreads);
+  if (own.bad) shared.bad = 1;
+  sampling::Best top;
+  if (own.logit > -INFINITY) top.take(own.logit, own.token);
+  top = sampling::block_best<kPeakThreads>(top, shared);
+  if (threadIdx.x == 0)
+    a.peaks[row * kSampleParts + part] = {static_cast<float>(top.score),
+                                          shared.bad ? kSampleFailed : top.token};
+}
+
 // A block per row.
 TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
   __shared__ sampling::SampleShared shared;
+  wait_for_earlier();
   const float* logits = a.logits + static_cast<int64_t>(blockIdx.x) * a.vocab;
-  int token = sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose();
+  const SamplePeak* peaks = a.peaks ? a.peaks + blockIdx.x * kSampleParts : nullptr;
+  int token =
+      sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose(peaks);
   if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
 }
 

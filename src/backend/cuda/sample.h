@@ -22,12 +22,20 @@ struct SampleRowParams {
   int32_t choice, position;
 };
 
-// One block per row.
+// The largest logit of a part of a row.
+struct SamplePeak {
+  float logit;
+  int32_t token;  // kSampleFailed: a logit is not finite
+};
+constexpr int kSampleParts = 8, kPeakThreads = 512;
+
+// One block per row; sample_peaks before it: one per part of a row.
 struct SampleLaunch {
   const float* logits;          // [rows, vocab]
   const SampleRowParams* rows;  // [rows]
   int32_t* tokens;              // [rows]
   int32_t vocab;
+  SamplePeak* peaks;  // [rows, kSampleParts]; null: sample_rows finds them
 };
 
 // A row of the function "sample" (ops/sampling.h): changes of single logits, then a choice or a

@@ -292,12 +292,6 @@ constexpr int kNormStep = 4 * kNormThreads;  // values that a block reads at a t
 constexpr const char* add_norm_kernel(int64_t n) {
   return n <= kNormStep ? "op_add_norm_1" : n <= 2 * kNormStep ? "op_add_norm_2" : "op_add_norm_4";
 }
-// What the next product reads, brought to the cache while memory is idle: the first `width` bytes
-// of rows that are `stride` bytes apart.
-struct AheadArgs {
-  const uint8_t* from;  // or null
-  int64_t rows, stride, width;
-};
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
@@ -305,7 +299,6 @@ struct AddNormArgs {
   const void* w;          // [n]
   uint16_t* y;            // [rows, n]
   const int32_t* rows;    // which rows; null: all, and their sums are stored
-  AheadArgs ahead;
   int64_t n;
   float eps;
   DType tw;
@@ -314,7 +307,6 @@ struct GateArgs {
   const uint16_t* x;  // [rows, 2, n]
   uint16_t* y;        // [rows, n]
   int64_t rows, n;
-  AheadArgs ahead;
 };
 struct RotateArgs {
   const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
@@ -325,7 +317,6 @@ struct RotateArgs {
   const void *query_gains, *key_gains;  // [d], or null
   ViewArgs view;
   PlaneArgs key, value;
-  AheadArgs ahead;
   int32_t heads, kv_heads, d;
   float eps;
   DType tg;  // of the gains

@@ -247,6 +247,23 @@ struct FlashBlock {
   }
   // Peak, mass and sums of a part of the keys.
   TK_DEVICE void store_part() {
+    each_row([&](int m, int i, int64_t at, float total) {
+      float* to = a.partial + (at * a.segments + blockIdx.z) * (d + 2);
+      if (lane % 4 == 0) to[0] = peak[m][i] * a.scale, to[1] = total;
+      each_column([&](int n, int j, int column) { to[2 + column] = out[m][n][2 * i + j]; });
+    });
+  }
+  TK_DEVICE void store_rows() {
+    each_row([&](int m, int i, int64_t at, float total) {
+      if (masked && total == 0) total = INFINITY;  // a row without keys gives 0
+      each_column([&](int n, int j, int column) {
+        store(a.y, a.ty, at * d + column, out[m][n][2 * i + j] / total);
+      });
+    });
+  }
+  // f(part, half of it, row and head, sum of the row's weights) for the rows of a lane.
+  template <class F>
+  TK_DEVICE void each_row(const F& f) {
 #pragma unroll
     for (int m = 0; m < kParts; ++m)
 #pragma unroll
@@ -255,34 +272,16 @@ struct FlashBlock {
         total += lane_xor(total, 1);
         total += lane_xor(total, 2);
         const int row = warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i;
-        if (row >= tile.rows) continue;
-        const int64_t at = int64_t{tile.first + row} * a.heads + tile.head;
-        float* to = a.partial + (at * a.segments + blockIdx.z) * (d + 2);
-        if (lane % 4 == 0) to[0] = peak[m][i] * a.scale, to[1] = total;
-#pragma unroll
-        for (int n = 0; n < d / 8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) to[2 + n * 8 + lane % 4 * 2 + j] = out[m][n][2 * i + j];
+        if (row < tile.rows) f(m, i, int64_t{tile.first + row} * a.heads + tile.head, total);
       }
   }
-  TK_DEVICE void store_rows() {
+  // f(tile of eight columns, one of the lane's two, column)
+  template <class F>
+  TK_DEVICE void each_column(const F& f) {
 #pragma unroll
-    for (int m = 0; m < kParts; ++m)
+    for (int n = 0; n < d / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float total = mass[m][i];
-        total += lane_xor(total, 1);
-        total += lane_xor(total, 2);
-        int row = warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i;
-        if (row >= tile.rows) continue;
-        if (masked && total == 0) total = INFINITY;  // a row without keys gives 0
-        int64_t at = (int64_t{tile.first + row} * a.heads + tile.head) * d + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < d / 8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            store(a.y, a.ty, at + n * 8 + j, out[m][n][2 * i + j] / total);
-      }
+      for (int j = 0; j < 2; ++j) f(n, j, n * 8 + lane % 4 * 2 + j);
   }
 };
 

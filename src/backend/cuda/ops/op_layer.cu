@@ -43,18 +43,6 @@ TK_DEVICE void load4(const void* p, DType type, int64_t i, float (&out)[4]) {
   }
 }
 
-// All threads of the grid; nothing waits for it.
-TK_DEVICE void fetch_ahead(const AheadArgs& a) {
-  constexpr int kLine = 128;
-  if (!a.from) return;
-  const auto lines = static_cast<unsigned>(a.width / kLine);
-  const unsigned all = lines * static_cast<unsigned>(a.rows);
-  const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
-  const unsigned step = gridDim.x * gridDim.y * blockDim.x;
-  for (unsigned i = block * blockDim.x + threadIdx.x; i < all; i += step)
-    prefetch(a.from + i / lines * a.stride + i % lines * kLine);
-}
-
 // Four columns of the residual stream with what is added to it, at each of kKept places that are
 // kNormStep apart. The sums of kAtOnce blocks at all places are asked for together: each wait is as
 // long as the rest of the kernel. blocks: whose sums they are; they are rounded as the product's
@@ -116,7 +104,6 @@ TK_DEVICE void add_norm(const AddNormArgs& a) {
   const int n = static_cast<int>(a.n), start = static_cast<int>(threadIdx.x) * 4;
   const int64_t from = a.rows ? a.rows[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
   allow_next();
-  fetch_ahead(a.ahead);
   auto blocks_at = [&](int i) { return a.sums.planes && i < n ? a.sums.shares.of_column(i) : 0; };
   // Before the wait: long divisions, and loads that depend on nothing.
   int blocks[kKept];
@@ -174,7 +161,6 @@ TK_KERNEL(op_add_norm_4, AddNormArgs, kNormThreads) { add_norm<4, 4>(a); }
 // silu(gate) * up; a row has the gates, then what they gate.
 TK_KERNEL(op_gate, GateArgs, kElementThreads) {
   allow_next();
-  fetch_ahead(a.ahead);
   wait_for_earlier();
   int64_t vectors = a.n / 8, step = int64_t{gridDim.x} * kElementThreads;
   for (int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x; i < a.rows * vectors;
@@ -272,7 +258,6 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
   allow_next();
-  fetch_ahead(a.ahead);
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
   const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
