@@ -4,8 +4,8 @@
     tools/compare_builds.py OLD NEW --work FOLDER [--models M ...] [--latency MODEL] [--rounds 5] [--jobs 2]
 
 OLD and NEW are git commits, or folders with a release build. A commit is cloned into FOLDER and built there (`logit_bits`, and
-with --latency also `tokamak`); what is already built is not built again. Each runs tests/numerics/logit_bits.cc over the models (default: the tiny models of the
-tests, written to FOLDER): logits of prefill in chunks, mixed steps and decode, the KV cache where the commit can read it back, and a
+with --latency also `tokamak`); what is already built is not built again. Each runs tests/numerics/logit_bits.cc over the models
+(default: the tiny models of the tests, written to FOLDER): logits of prefill in chunks, mixed steps and decode, the KV cache where the commit can read it back, and a
 greedy answer, for cpu and ref, activations auto and f32, KV f32, f16 and int8. A commit without that program gets this tree's.
 --latency runs `tokamak bench latency` of both in turn and prints medians. Exits with 1 if any line differs.
 """
@@ -67,7 +67,7 @@ def bits(build_folder, model):
 
 
 def compare_bits(old, new, models):
-    equal, errors, different = 0, 0, []
+    equal, errors, only_new, different = 0, 0, 0, []
     for model in models:
         a, b = bits(old, model), bits(new, model)
         for key in sorted(a.keys() | b.keys()):
@@ -75,12 +75,15 @@ def compare_bits(old, new, models):
             if "error" in x and "error" in y:
                 errors += 1
                 continue
+            if "error" in x:
+                only_new += 1
+                continue
             wrong = [f for f in ("logits", "kv", "text") if x.get(f) != y.get(f) and "-" not in (x.get(f), y.get(f))]
             if wrong:
-                different.append(f"{model.name} {' '.join(key)}: {', '.join(wrong)}" + x.get("error", "") + y.get("error", ""))
+                different.append(f"{model.name} {' '.join(key)}: {', '.join(wrong)} {y.get('error', '')}".rstrip())
             else:
                 equal += 1
-    print(f"{equal} lines equal, {len(different)} different, {errors} that neither commit computes")
+    print(f"{equal} lines equal, {len(different)} different, {only_new} that only NEW computes, {errors} that neither does")
     for line in different:
         print("  " + line)
     return different

@@ -100,9 +100,9 @@ int64_t choose_context(const CompileOptions& options, const ModelConfig& config)
 
 void fit_options(CompileOptions& options, ModelConfig& config) {
   if (options.exit_layers != 0 && config.embedding.encoder)
-    fail(ErrorCode::kUnsupported, "speculation: early_exit drafts next tokens, the model has none");
+    fail(ErrorCode::kUnsupported, "speculation early_exit needs a model that generates text");
   if (options.layer_logits && config.embedding.encoder)
-    fail(ErrorCode::kUnsupported, "DoLa chooses next tokens, the model has none");
+    fail(ErrorCode::kUnsupported, "DoLa needs a model that generates text");
   if (options.exit_layers < 0) options.exit_layers = std::max<int64_t>(1, config.layers / 3);
   if (options.exit_layers >= config.layers)
     fail(ErrorCode::kInvalidArgument,

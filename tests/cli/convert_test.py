@@ -210,7 +210,7 @@ class Convert(unittest.TestCase):
             (("convert", TINY / "bert.gguf", self.folder / "f"), 1, "encoders can be converted to GGUF"),
             (("convert", TINY / "modernbert", self.folder / "b.gguf"), 1, "GGUF has no layout"),
             (("convert", TINY / "bert_cross", self.folder / "b.gguf"), 1, "cannot express the activation"),
-            (("convert", FAMILIES / "mamba2_groups", self.folder / "b.gguf"), 1, "normalises each group for itself"),
+            (("convert", FAMILIES / "mamba2_groups", self.folder / "b.gguf"), 1, "normalises each group separately"),
             (("convert", FAMILIES / "mamba2_grouped.gguf", self.folder / "f"), 1, "cannot be converted to a folder"),
         ]
         for args, code, message in cases:

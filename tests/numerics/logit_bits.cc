@@ -7,7 +7,8 @@
 #include "base/hash.h"
 #include "tests/numerics/model_runner.h"
 using namespace tokamak;
-// A hash of the KV blocks of three sequences, or "-" where ModelRunner cannot read them (older commits).
+// A hash of the KV blocks of three sequences, or "-" where ModelRunner cannot read them (older
+// commits).
 template <class Runner>
 std::string kv_hash(Runner& runner) {
   if constexpr (requires { runner.kv(0); }) {

@@ -221,7 +221,7 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
   const RecurrentConfig& r = c.recurrent;
   if (r.norm_groups != r.groups && r.heads > 0 && !r.delta)
     fail(ErrorCode::kUnsupported,
-         "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group for itself, "
+         "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group separately, "
          "a folder all of them together",
          r.groups);
   Layout layout;
