@@ -281,6 +281,7 @@ constexpr Missing kMissing[] = {
     {"olmo", "norms without weights"},
     {"nemotron arcee", "the activation relu2"},
     {"bloom mpt", "ALiBi positions"},
+    {"apertus", "the activation xIELU"},
     {"gptj falcon persimmon", "a parallel block with its own norms"},
     {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
     {"chatglm", "a table of tensor names for its fused matrices"},
