@@ -131,23 +131,22 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
   }
   double steps_per_second = decode.best() / static_cast<double>(f.batch),
          step_bytes = decode_weight_bytes(plans, f.batch);
-  return Value::Object{
-      {"model", plans.model},
-      {"backend", setup.backend->name()},
-      {"threads", threads},
-      {"prompt", f.prompt},
-      {"gen", f.gen},
-      {"depth", f.depth},
-      {"batch", f.batch},
-      {"prefill_tokens_per_second", prefill.median()},
-      {"prefill_tokens_per_second_best", prefill.best()},
-      {"decode_tokens_per_second", decode.median()},
-      {"decode_tokens_per_second_best", decode.best()},
-      {"decode_weight_bytes", step_bytes},
-      {"decode_weight_gb_per_second", steps_per_second * step_bytes * 1e-9},
-      {"mode", setup.eager ? "eager" : "compiled"},
-      {"arena_bytes", executable->memory().arena},
-      {"dispatch", dispatch_value(executable->dispatch())}};
+  return Value::Object{{"model", plans.model},
+                       {"backend", setup.backend->name()},
+                       {"threads", threads},
+                       {"prompt", f.prompt},
+                       {"gen", f.gen},
+                       {"depth", f.depth},
+                       {"batch", f.batch},
+                       {"prefill_tokens_per_second", prefill.median()},
+                       {"prefill_tokens_per_second_best", prefill.best()},
+                       {"decode_tokens_per_second", decode.median()},
+                       {"decode_tokens_per_second_best", decode.best()},
+                       {"decode_weight_bytes", step_bytes},
+                       {"decode_weight_gb_per_second", steps_per_second * step_bytes * 1e-9},
+                       {"mode", setup.eager ? "eager" : "compiled"},
+                       {"arena_bytes", executable->memory().arena},
+                       {"dispatch", dispatch_value(executable->dispatch())}};
 }
 
 void latency(const LatencyFlags& f) {

@@ -274,10 +274,13 @@ void print_families(bool json) {
     fmt::print("{}\n", dump_json(list, 2));
     return;
   }
-  fmt::print("{:<13} {:<31} {:<5} {}\n", "architecture", "model_type", "GGUF", "models");
+  size_t width = 0;
   for (const Value& f : list.as_array())
-    fmt::print("{:<13} {:<31} {:<5} {}\n", f.at("architecture").as_string(),
-               f.at("model_types").as_string(), f.at("gguf").as_bool() ? "yes" : "no",
+    width = std::max(width, f.at("model_types").as_string().size());
+  fmt::print("{:<13} {:<{}} {:<5} {}\n", "architecture", "model_type", width, "GGUF", "models");
+  for (const Value& f : list.as_array())
+    fmt::print("{:<13} {:<{}} {:<5} {}\n", f.at("architecture").as_string(),
+               f.at("model_types").as_string(), width, f.at("gguf").as_bool() ? "yes" : "no",
                f.at("models").as_string());
 }
 

@@ -57,8 +57,11 @@ def compressed(t, config):
         args = QuantizationArgs(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16)
     else:
         kind = "float" if t["weight"].dtype == torch.float8_e4m3fn else "int"
-        strategy = "tensor" if t["weight_scale"].numel() == 1 else "channel"
-        args = QuantizationArgs(num_bits=8, type=kind, symmetric="weight_zero_point" not in t, strategy=strategy)
+        scale = t["weight_scale"]
+        block = config["config_groups"]["group_0"]["weights"].get("block_structure")
+        strategy = "tensor" if scale.numel() == 1 else "block" if block else "channel"
+        args = QuantizationArgs(num_bits=8, type=kind, symmetric="weight_zero_point" not in t, strategy=strategy,
+                                block_structure=block if strategy == "block" else None)
     order = t.pop("weight_g_idx", None)
     if t["weight_scale"].dtype != torch.uint8:
         t["weight_scale"] = t["weight_scale"].float()
@@ -69,7 +72,7 @@ def compressed(t, config):
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     shape = torch.Size(t["weight_shape"].tolist())
     codes = unpack_from_int32(t["weight_packed"], args.num_bits, shape)
-    zero = unpack_from_int32(t["weight_zero_point"], args.num_bits, torch.Size([shape[0], groups]), packed_dim=0)
+    zero = None if args.symmetric else unpack_from_int32(t["weight_zero_point"], args.num_bits, torch.Size([shape[0], groups]), packed_dim=0)
     columns = torch.argsort(order, stable=True)
     out = torch.empty(shape)
     out[:, columns] = dequantize(codes[:, columns], t["weight_scale"], zero, args=args).float()
@@ -170,6 +173,8 @@ def sweep(args):
     found = tiny_quantized.variants()
     tiny_quantized.QUANTIZED.update(found)
     for name, (_, config, _) in found.items():
+        if args.only not in name:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             said = compare_variant(name, "gptq", config, pathlib.Path(folder), args)
         failed |= not said.endswith(" 0 differ")
@@ -182,6 +187,7 @@ def main():
     parser.add_argument("--gptqmodel", type=pathlib.Path)
     parser.add_argument("--autoawq", type=pathlib.Path)
     parser.add_argument("--tokamak", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="only variants whose name has this text")
     args = parser.parse_args()
     failed = False
     for name in tiny_quantized.QUANTIZED:

@@ -40,7 +40,9 @@ struct Family {
   bool sigmoid_experts = false;
   bool recurrent = false;    // all layers have a recurrent state (Mamba-2)
   bool gated_delta = false;  // most of them: linear attention beside gated attention (Qwen3-Next)
-  bool centered_norms = false;  // HF stores norm weights minus one
+  bool centered_norms = false;   // HF stores norm weights minus one
+  bool stacked_experts = false;  // HF has one tensor for all experts
+  double rotary_share = 0;       // of a head if config.json does not say; 0: always the whole head
 };
 
 const Family* find_family(std::string_view architecture);

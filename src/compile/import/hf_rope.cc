@@ -65,17 +65,14 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
 
 // The share of a head's dimensions that are rotated.
 double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
-  bool quarter = c.architecture == "stablelm" || c.architecture == "gptneox" || c.recurrent.delta;
-  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm");
-  bool others =
-      c.architecture == "phi3" || c.architecture == "starcoder2" || c.architecture == "minimax-m2";
-  double usual = half ? 0.5 : quarter ? 0.25 : 1.0;
-  if (const char* key = "rotary_dim"; c.architecture == "minimax-m2" && f.find({key}))
+  double family_share = find_family(c.architecture)->rotary_share;
+  double usual = family_share > 0 ? family_share : 1.0;
+  if (const char* key = "rotary_dim"; family_share > 0 && f.find({key}))
     usual = f.number({key}, 0) / static_cast<double>(c.head_dim);
   double share =
       p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor", "rotary_pct"}, usual));
   if (!(share > 0 && share <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
-  if (share != 1 && !half && !quarter && !others)
+  if (share != 1 && family_share == 0)
     fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
          f.where(), share, c.architecture);
   return share;

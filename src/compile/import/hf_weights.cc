@@ -55,9 +55,7 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 }  // namespace
 
 bool is_stacked(const Family& family, const WeightSlot& slot) {
-  return (family.architecture == "gpt-oss" || family.architecture == "llama4" ||
-          family.architecture == "granitemoe") &&
-         slot.stem.ends_with("_exps");
+  return family.stacked_experts && slot.stem.ends_with("_exps");
 }
 
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
