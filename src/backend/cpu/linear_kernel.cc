@@ -110,7 +110,7 @@ class QuantLinear final : public LinearKernel {
     int64_t ahead = next ? panels_ * (panel_at(0, part_) - panel_at(0, 0)) : 0;
     int64_t step = (ahead * kWideRows / rows + 63) / 64 * 64;
     for (int64_t r = 0; r < rows; r += kWideRows) {
-      for (int64_t i = 0; i < std::min(step, ahead); i += 64) __builtin_prefetch(next + i);
+      for (int64_t i = 0; i < std::min(step, ahead); i += 64) __builtin_prefetch(next + i, 0, 2);
       next += step;
       ahead -= step;
       wide_(wide, 1, x + r / kTile * blocks_, blocks_, std::min(kWideRows, rows - r), blocks,
