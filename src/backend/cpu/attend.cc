@@ -298,10 +298,7 @@ class Attend final : public CpuOp {
 
   void run_tile(const Item& item, int64_t start, int64_t slots, int64_t own) const {
     int64_t panels = (slots + kPanel - 1) / kPanel;
-    for (int64_t p = 0; p < panels; ++p) {
-      if (few_columns(item)) fetch_ahead(item, start + p * kPanel);
-      score_panel(item, start + p * kPanel, p);
-    }
+    for (int64_t p = 0; p < panels; ++p) score_panel(item, start + p * kPanel, p);
     hide(item, start, slots, own);
     const Workspace& w = item.work;
     for (int64_t col = 0; col < item.columns; ++col) {
@@ -317,22 +314,6 @@ class Attend final : public CpuOp {
       add_values(item, start + p * kPanel, p, std::min<int64_t>(kPanel, slots - p * kPanel));
   }
 
-  // Few columns read the cache at the speed of memory, in pieces that are too short for the CPU to
-  // foresee: the keys of a later panel and the values of this one are asked for in time.
-  void fetch_ahead(const Item& item, int64_t slot) const {
-    auto fetch = [&](const KvPlane& plane, int64_t at) {
-      if (at >= item.in[kKvLen].i32()[item.b]) return;
-      int64_t panel, block = block_of(item, at, panel);
-      if (block < 0) return;
-      const uint8_t* from = plane.panel(block, item.head, panel);
-      for (int64_t i = 0; i < plane.panel_bytes; i += 64) __builtin_prefetch(from + i);
-    };
-    for (const KvPlane* key : keys_) fetch(*key, slot + 2 * kPanel);
-    fetch(*value_, slot);
-  }
-  // Panels are converted to f32 once for more columns than these.
-  static bool few_columns(const Item& item) { return item.padded <= 2 * kTile; }
-
   // Scores of all columns against 16 keys.
   void score_panel(const Item& item, int64_t slot, int64_t p) const {
     const KernelTable& k = item.c->kernels;
@@ -344,7 +325,7 @@ class Attend final : public CpuOp {
       uint8_t* stored = key->panel(block, item.head, panel);
       const void* data = stored;
       int type = static_cast<int>(key->type);
-      if (!few_columns(item) && type != 0) {
+      if (item.padded > 2 * kTile && type != 0) {
         k.widen[type](data, w.panel, key->width * kPanel);
         data = w.panel;
         type = 0;
@@ -423,7 +404,7 @@ class Attend final : public CpuOp {
       data = reinterpret_cast<const uint8_t*>(turned);
       stride = kPanel * kPanel * 4;
       type = 0;
-    } else if (!few_columns(item) && type != 0) {
+    } else if (item.padded > 2 * kTile && type != 0) {
       k.widen[type](data, w.panel, value_->padded * kPanel);
       data = reinterpret_cast<const uint8_t*>(w.panel);
       stride = kPanel * kPanel * 4;

@@ -96,41 +96,27 @@ class QuantLinear final : public LinearKernel {
           int64_t n = std::min(part_, blocks_ - b), panels = std::min(panels_, last - p);
           for (int64_t i = 0; i < panels; ++i)
             widen_(panel_at(p + i, b), n, scratch + i * n * kWideBlock);
-          multiply_wide(scratch, panels, x + b * tiles_, rows, n,
-                        sums + (p - first) * rows * kPanel, next_part(p + panels, last, b));
+          fetch_part(p + panels, std::min(end, p + 2 * panels), b, n);
+          wide_(scratch, panels, x + b * tiles_, blocks_, rows, n,
+                sums + (p - first) * rows * kPanel);
         }
       for (int64_t p = first; p < last; ++p)
         store(sink, begin, p, 0, rows, sums + (p - first) * rows * kPanel);
     }
   }
-  // A few rows at a time; between them, what is widened next is fetched from memory.
-  void multiply_wide(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t rows,
-                     int64_t blocks, float* sums, const uint8_t* next) const {
-    if (panels > 1) return wide_(wide, panels, x, blocks_, rows, blocks, sums);
-    int64_t ahead = next ? panels_ * (panel_at(0, part_) - panel_at(0, 0)) : 0;
-    int64_t step = (ahead * kWideRows / rows + 63) / 64 * 64;
-    for (int64_t r = 0; r < rows; r += kWideRows) {
-      for (int64_t i = 0; i < std::min(step, ahead); i += 64) __builtin_prefetch(next + i, 0, 2);
-      next += step;
-      ahead -= step;
-      wide_(wide, 1, x + r / kTile * blocks_, blocks_, std::min(kWideRows, rows - r), blocks,
-            sums + r * kPanel);
-    }
+  // What is widened next comes from memory while this part is multiplied.
+  void fetch_part(int64_t begin, int64_t end, int64_t b, int64_t blocks) const {
+    for (int64_t p = begin; p < end; ++p)
+      for (const uint8_t *at = panel_at(p, b), *stop = panel_at(p, b + blocks); at < stop; at += 64)
+        __builtin_prefetch(at, 0, 2);
   }
   const uint8_t* panel_at(int64_t panel, int64_t block) const {
     const QLayout& layout = qlayout(w_->qformat);
     return w_->panel(panel) + block / layout.blocks * layout.bytes();
   }
-  // What comes after block b of the panel before `panel`: nullptr after the last part.
-  const uint8_t* next_part(int64_t panel, int64_t last, int64_t b) const {
-    if (panel < last) return panel_at(panel, b);
-    if (b + part_ < blocks_) return nullptr;
-    return panel < panels_of(w_->n) ? panel_at(panel, 0) : nullptr;
-  }
 
-  static constexpr int64_t kWideRows = 16;
-
-  int64_t blocks_, part_, panels_ = 1, group_ = 1, tiles_ = 1, wide_rows_ = 1, few_rows_ = kTile, most_rows_;
+  int64_t blocks_, part_, panels_ = 1, group_ = 1, tiles_ = 1, wide_rows_ = 1, few_rows_ = kTile,
+                          most_rows_;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
@@ -482,15 +468,6 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
       std::memcpy(to, sums, static_cast<size_t>(lanes) * sizeof(float));
     }
   }
-}
-
-void need_matrix(const OpSite& site, const Weight* weight) {
-  if (!weight)
-    fail(ErrorCode::kUnsupported, "{}: {} takes a weight as its second operand", site.label,
-         site.kernel->name);
-  if (weight->matrix == Weight::Matrix::kNone)
-    fail(ErrorCode::kUnsupported, "{}: {} reads weight {} in layout {}, the plan has it row-major",
-         site.label, site.kernel->name, weight->name, site.kernel->weight_layout);
 }
 
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,

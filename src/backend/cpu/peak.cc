@@ -56,7 +56,7 @@ float f32_neon(int rounds, float start) {
 }
 
 // Operands are loaded again in each round, as in a kernel: Neoverse-V1 takes only two of these
-// instructions a cycle, instead of four, while both operands are registers that nobody writes.
+// instructions a cycle, instead of four, while both operands are registers that stay as they are.
 template <class Vector>
 Vector loaded(const Vector* from) {
   Vector v;
