@@ -137,9 +137,11 @@ struct KernelTable {
   // blocks * kWideBlock bytes apart, with `rows` rows in blocks of x_tiles tiles that are `stride`
   // blocks apart:
   // sums[panel][row][kPanel] +=, so that k can come in parts. wide_panels: how many it is given at
-  // once, at most kMaxWidePanels; wide_blocks: how many blocks of each; wide_rows: from how many
-  // rows on it beats qdot4. nullptr: the level has none, and qdot4 does the same.
-  int wide_panels, wide_blocks, wide_rows[kQFormats];
+  // once, at most kMaxWidePanels; wide_blocks: how many blocks of each; wide_group: panels that are
+  // multiplied with these blocks of all rows before the next ones, so that only a part of the rows
+  // has to stay in the cache (1: it holds all of them); wide_rows: from how many rows on it beats
+  // qdot4. nullptr: the level has none, and qdot4 does the same.
+  int wide_panels, wide_blocks, wide_group, wide_rows[kQFormats];
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);

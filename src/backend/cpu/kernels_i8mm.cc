@@ -237,6 +237,7 @@ const KernelTable* i8mm_table() {
     t.style = {8, 16, 0, 8, true};
     t.wide_panels = 1;
     fill_vector_kernels<true>(t);
+    t.wide_group = 8;
     t.few_rows = kMostFewRows;
     t.hdot1x4 = hdot1x4;
     fill_q<0>(t);

@@ -98,6 +98,15 @@ class Embed final : public CpuOp {
 
 }  // namespace
 
+void need_matrix(const OpSite& site, const Weight* weight) {
+  if (!weight)
+    fail(ErrorCode::kUnsupported, "{}: {} takes a weight as its second operand", site.label,
+         site.kernel->name);
+  if (weight->matrix == Weight::Matrix::kNone)
+    fail(ErrorCode::kUnsupported, "{}: {} reads weight {} in layout {}, the plan has it row-major",
+         site.label, site.kernel->name, weight->name, site.kernel->weight_layout);
+}
+
 std::unique_ptr<CpuOp> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
 std::unique_ptr<CpuOp> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
 

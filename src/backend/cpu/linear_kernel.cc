@@ -25,9 +25,11 @@ class QuantLinear final : public LinearKernel {
     wide_ = kernels.qwide[f];
     panels_ = kernels.wide_panels;
     part_ = std::min<int64_t>(blocks_, kernels.wide_blocks);
+    group_ = part_ < blocks_ ? std::max<int64_t>(panels_, kernels.wide_group) : panels_;
     tiles_ = kernels.x_tiles;
     most_rows_ = kernels.chunk_tiles * kTile;
-    limit_chunk(kernels.chunk_bytes, kernels.chunk_tiles, kernels.x_tiles);
+    int64_t parts = kernels.wide_group > 1 ? (blocks_ + part_ - 1) / part_ : 1;
+    limit_chunk(kernels.chunk_bytes * parts, kernels.chunk_tiles, kernels.x_tiles);
     wide_rows_ = kernels.wide_rows[f];
     few_rows_ = kernels.few_rows;
   }
@@ -36,8 +38,9 @@ class QuantLinear final : public LinearKernel {
   int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
   int64_t scratch_bytes() const override {
     if (!wide_) return 0;
-    return panels_ * (part_ * kWideBlock + most_rows_ * kPanel * 4);
+    return panels_ * part_ * kWideBlock + group_ * most_rows_ * kPanel * 4;
   }
+  int64_t panels_at_once() const override { return group_ > panels_ ? group_ : 1; }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     k.pack_x1(x, blocks_, reinterpret_cast<XBlock1*>(to));
@@ -84,24 +87,36 @@ class QuantLinear final : public LinearKernel {
   void wide_tiles(const XBlock4* x, int64_t rows, int64_t begin, int64_t end,
                   const LinearSink& sink, uint8_t* scratch) const {
     TK_CHECK(rows <= most_rows_);
-    const QLayout& layout = qlayout(w_->qformat);
     auto* sums = reinterpret_cast<float*>(scratch + panels_ * part_ * kWideBlock);
-    for (int64_t p = begin; p < end; p += panels_) {
-      int64_t panels = std::min(panels_, end - p);
-      std::memset(sums, 0, static_cast<size_t>(panels * rows * kPanel) * sizeof(float));
-      for (int64_t b = 0; b < blocks_; b += part_) {
-        int64_t n = std::min(part_, blocks_ - b);
-        for (int64_t i = 0; i < panels; ++i)
-          widen_(w_->panel(p + i) + b / layout.blocks * layout.bytes(), n,
-                 scratch + i * n * kWideBlock);
-        wide_(scratch, panels, x + b * tiles_, blocks_, rows, n, sums);
-      }
-      for (int64_t i = 0; i < panels; ++i)
-        store(sink, begin, p + i, 0, rows, sums + i * rows * kPanel);
+    for (int64_t first = begin; first < end; first += group_) {
+      int64_t last = std::min(end, first + group_);
+      std::memset(sums, 0, static_cast<size_t>((last - first) * rows * kPanel) * sizeof(float));
+      for (int64_t b = 0; b < blocks_; b += part_)
+        for (int64_t p = first; p < last; p += panels_) {
+          int64_t n = std::min(part_, blocks_ - b), panels = std::min(panels_, last - p);
+          for (int64_t i = 0; i < panels; ++i)
+            widen_(panel_at(p + i, b), n, scratch + i * n * kWideBlock);
+          fetch_part(p + panels, std::min(end, p + 2 * panels), b, n);
+          wide_(scratch, panels, x + b * tiles_, blocks_, rows, n,
+                sums + (p - first) * rows * kPanel);
+        }
+      for (int64_t p = first; p < last; ++p)
+        store(sink, begin, p, 0, rows, sums + (p - first) * rows * kPanel);
     }
   }
+  // What is widened next comes from memory while this part is multiplied.
+  void fetch_part(int64_t begin, int64_t end, int64_t b, int64_t blocks) const {
+    for (int64_t p = begin; p < end; ++p)
+      for (const uint8_t *at = panel_at(p, b), *stop = panel_at(p, b + blocks); at < stop; at += 64)
+        __builtin_prefetch(at, 0, 2);
+  }
+  const uint8_t* panel_at(int64_t panel, int64_t block) const {
+    const QLayout& layout = qlayout(w_->qformat);
+    return w_->panel(panel) + block / layout.blocks * layout.bytes();
+  }
 
-  int64_t blocks_, part_, panels_ = 1, tiles_ = 1, wide_rows_ = 1, few_rows_ = kTile, most_rows_;
+  int64_t blocks_, part_, panels_ = 1, group_ = 1, tiles_ = 1, wide_rows_ = 1, few_rows_ = kTile,
+                          most_rows_;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
@@ -453,15 +468,6 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
       std::memcpy(to, sums, static_cast<size_t>(lanes) * sizeof(float));
     }
   }
-}
-
-void need_matrix(const OpSite& site, const Weight* weight) {
-  if (!weight)
-    fail(ErrorCode::kUnsupported, "{}: {} takes a weight as its second operand", site.label,
-         site.kernel->name);
-  if (weight->matrix == Weight::Matrix::kNone)
-    fail(ErrorCode::kUnsupported, "{}: {} reads weight {} in layout {}, the plan has it row-major",
-         site.label, site.kernel->name, weight->name, site.kernel->weight_layout);
 }
 
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
