@@ -14,6 +14,8 @@ constexpr size_t kStageBytes = size_t{16} << 20;
 constexpr int64_t kShareBytes = int64_t{1} << 20;  // that are worth a thread
 constexpr int kThreads = 8;
 
+bool is_matrix(const WeightEntry& entry) { return entry.dims.size() >= 2; }
+
 // Two pinned buffers in turn: one is filled while the other is copied. Several threads fill it: one
 // copies from mapped files more slowly than the device is reached.
 class Uploader {
@@ -55,14 +57,19 @@ DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
                              const DeviceStream& stream,
                              const std::function<void(uint64_t, uint64_t)>& progress) {
   size_t total = 0, largest = 0;
-  for (const WeightEntry& entry : plans.weights) {
-    auto bytes = static_cast<size_t>(weight_bytes(entry));
-    offsets_.push_back(total);
-    sizes_.push_back(bytes);
-    constexpr size_t kAlign = kAlignment;
-    total += (bytes + kAlign - 1) / kAlign * kAlign;
-    largest = std::max(largest, bytes);
-  }
+  offsets_.resize(plans.weights.size());
+  sizes_.resize(plans.weights.size());
+  for (bool matrices : {true, false})
+    for (size_t i = 0; i < plans.weights.size(); ++i) {
+      const WeightEntry& entry = plans.weights[i];
+      if (is_matrix(entry) != matrices) continue;
+      const auto bytes = static_cast<size_t>(weight_bytes(entry));
+      offsets_[i] = total;
+      sizes_[i] = bytes;
+      constexpr size_t kAlign = kAlignment;
+      total += (bytes + kAlign - 1) / kAlign * kAlign;
+      largest = std::max(largest, bytes);
+    }
   memory_ = Buffer(total);
   check(driver().stream_wait(nullptr), "clearing memory");  // Buffer() works on the default stream
   Uploader uploader(stream, largest);
@@ -79,6 +86,18 @@ DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
     if (progress) progress(done, total);
   }
   stream.wait();
+}
+
+bool DeviceWeights::will_be_together(const PlanSet& plans, const std::vector<uint32_t>& weights) {
+  for (size_t i = 1; i < weights.size(); ++i) {
+    const WeightEntry& before = plans.weights.at(weights[i - 1]);
+    if (weight_bytes(before) % kAlignment != 0) return false;
+    uint32_t next = weights[i - 1] + 1;
+    while (next < plans.weights.size() && is_matrix(plans.weights[next]) != is_matrix(before))
+      ++next;
+    if (weights[i] != next) return false;
+  }
+  return true;
 }
 
 bool DeviceWeights::together(const std::vector<uint32_t>& weights) const {

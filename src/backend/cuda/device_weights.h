@@ -1,5 +1,7 @@
 #pragma once
-// The weights of a PlanSet on the device: rows as the plan has them, in one allocation.
+// The weights of a PlanSet on the device: rows as the plan has them, in one allocation. Matrices
+// come first, so that those of one product follow each other where biases are between them in the
+// plan.
 #include <functional>
 #include <vector>
 
@@ -18,6 +20,7 @@ class DeviceWeights {
   DeviceAddress address(uint32_t weight) const { return memory_.address() + offsets_.at(weight); }
   // Whether the rows of these weights follow each other in memory.
   bool together(const std::vector<uint32_t>& weights) const;
+  static bool will_be_together(const PlanSet& plans, const std::vector<uint32_t>& weights);
   uint64_t bytes() const { return memory_.bytes(); }
 
  private:

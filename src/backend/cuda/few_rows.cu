@@ -56,7 +56,7 @@ struct FewRowsShared {
   }
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(weights_full(s), 1);
+      barrier_init(weights_full(s), C::kOfType.copied_by_threads() ? C::kOfType.copiers() : 1);
       barrier_init(empty(s), C::kMultipliers / 32);
     }
     for (int s = 0; s < C::kValueStages; ++s) barrier_init(values_full(s), 1);
@@ -112,8 +112,8 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      if constexpr (C::kBlocks) {  // elements of two bytes, from a multiple of 16 bytes on
-        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * C::kOfType.bytes / 16 * 8,
+      if constexpr (C::kBlocks) {  // elements of two bytes
+        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * (C::kOfType.bytes / 2),
                           row + half * a.second, full);
       } else {
 #pragma unroll
@@ -122,6 +122,32 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
                             (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
       }
   }
+}
+
+// The same by all copiers, from the multiple of 16 bytes that a step begins after.
+template <class C>
+__device__ void copy_weights(const FewRowsArgs& a, const FewRowsShared<C>& shared, int thread) {
+  constexpr int kPitch = C::kOfType.pitch, kPieces = kPitch / 16;
+  const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
+  const int end = first_unit(a, blockIdx.x + 1);
+  RingPlace<C::kStages> place;
+#pragma unroll 1
+  for (int unit = begin; unit < end; ++unit, place.next()) {
+    if (unit - begin >= C::kStages) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
+    const int first = unit / steps * (a.gated ? kBoxRows : kFewRowsTile);
+    const int past = unit % steps * C::kOfType.bytes / 16 * 16, left = a.row_bytes - past;
+    const uint32_t to = shared.weights(place.stage);
+#pragma unroll 4
+    for (int i = thread; i < kFewRowsTile * kPieces; i += C::kOfType.copiers()) {
+      const int line = i / kPieces, piece = i % kPieces * 16;
+      const int row = min(first + line % kBoxRows + line / kBoxRows * a.second, a.w_rows - 1);
+      if (piece < left)
+        copy_16_bytes(to + line * kPitch + piece,
+                      a.bytes + static_cast<int64_t>(row) * a.row_bytes + past + piece);
+    }
+    copies_arrive(shared.weights_full(place.stage));
+  }
+  copies_wait_all();
 }
 
 // The values, by another thread: they are short of room, so it must not wait for weights.
@@ -425,10 +451,14 @@ __device__ void few_rows(const FewRowsArgs& a) {
   __syncthreads();
   if (threadIdx.x < C::kMultipliers)
     FewRowsConsumer<C>(a, shared).run();
-  else if (threadIdx.x == C::kMultipliers)
-    load_weights(a, shared);
-  else if (threadIdx.x == C::kMultipliers + 32)
+  else if (threadIdx.x == C::kMultipliers + C::kOfType.copiers())
     load_values(a, shared);
+  else if constexpr (C::kOfType.copied_by_threads()) {
+    if (threadIdx.x < C::kMultipliers + C::kOfType.copiers())
+      copy_weights(a, shared, static_cast<int>(threadIdx.x) - C::kMultipliers);
+  } else if (threadIdx.x == C::kMultipliers) {
+    load_weights(a, shared);
+  }
 }
 
 }  // namespace

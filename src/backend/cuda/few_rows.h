@@ -14,7 +14,9 @@ constexpr int kFewRowsTile = 128;  // rows of the matrix that a block works on a
 constexpr int kFewRowsWidth = 64;  // 16-bit values of a row in a box of a copy: 128 bytes
 
 // How weights of a type come to shared memory. bf16 is multiplied there. Other types are made bf16
-// in registers: f16 from boxes like those of bf16, blocks from copies of their bytes.
+// in registers: f16 from boxes like those of bf16, blocks from copies of their bytes. Tensor copies
+// of rows whose steps do not begin at multiples of 16 bytes fail on the device; such steps are
+// copied by threads, 16 bytes at a time.
 struct FewRowsType {
   DType type;
   int columns;      // of a step along the width
@@ -23,6 +25,8 @@ struct FewRowsType {
   int multipliers;  // threads
   TK_HOST_DEVICE constexpr bool blocks() const { return columns > 2 * kFewRowsWidth; }
   TK_HOST_DEVICE constexpr int stage_bytes() const { return kFewRowsTile * pitch; }
+  TK_HOST_DEVICE constexpr bool copied_by_threads() const { return bytes % 16 != 0; }
+  TK_HOST_DEVICE constexpr int copiers() const { return copied_by_threads() ? 96 : 32; }
 };
 constexpr FewRowsType kFewRowsTypes[] = {
     {DType::kBF16, 128, 256, 256, 128}, {DType::kF16, 128, 256, 256, 256},
@@ -30,9 +34,9 @@ constexpr FewRowsType kFewRowsTypes[] = {
     {DType::kQ4_1, 256, 160, 160, 256}, {DType::kQ5_0, 256, 176, 176, 256},
     {DType::kQ5_1, 256, 192, 192, 256}, {DType::kQ4_K, 256, 144, 144, 256},
     {DType::kQ5_K, 256, 176, 176, 256}, {DType::kQ6_K, 256, 210, 240, 256}};
-// Those that multiply, and two warps that copy.
+// Those that multiply, those that copy weights, and a warp that copies values.
 TK_HOST_DEVICE constexpr int few_rows_threads(const FewRowsType& type) {
-  return type.multipliers + 64;
+  return type.multipliers + type.copiers() + 32;
 }
 // Null: few_rows.cu does not read this type.
 TK_HOST_DEVICE constexpr const FewRowsType* few_rows_type(DType type) {
@@ -68,6 +72,8 @@ struct FewRowsSums {
 
 struct FewRowsArgs {
   TensorMap w, x;    // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
+  const uint8_t* bytes;       // of the matrix
+  int32_t row_bytes, w_rows;  // of the matrix
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
   void* y;           // [rows, n], bf16 or f32, where there are no planes
   int64_t pitch;     // elements from row to row of y

@@ -35,24 +35,18 @@ TensorMap boxes_of_weights(const FewRowsProduct& p, const FewRowsType& type) {
                 static_cast<unsigned>(type.pitch) / 2, kNoSwizzle);
 }
 
+}  // namespace
+
 // Copies begin at rows, which have to be multiples of 16 bytes.
-bool can_be_copied(DType weights, int64_t k) {
+bool few_rows_reads(DType weights, int64_t k) {
   const FewRowsType* type = few_rows_type(weights);
   return type && k % (type->blocks() ? type->columns : 8) == 0 && k >= kFewRowsWidth &&
          k <= int64_t{1} << 20 && dtype_bytes(weights, k) % 16 == 0;
 }
 
-}  // namespace
-
-// Copies of q6_k did not begin at multiples of 16 bytes and failed on the device. They do now, but
-// have not run there: only decode_bench uses them.
-bool few_rows_reads(DType weights, int64_t k) {
-  return weights != DType::kQ6_K && can_be_copied(weights, k);
-}
-
 bool few_rows_takes(const FewRowsProduct& p, int blocks) {
   return blocks > 0 && blocks <= kFewRowsBlocks && p.rows >= 1 && p.rows <= kMostFewRows &&
-         can_be_copied(p.type, p.k) && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
+         few_rows_reads(p.type, p.k) && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
          p.pitch % 2 == 0 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
 }
 
@@ -77,7 +71,10 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   const int64_t most_units = (tiles * steps + blocks - 1) / blocks;
   out.blocks = static_cast<int>((tiles * steps + most_units - 1) / most_units);
   FewRowsArgs& a = out.args = {};
-  a.w = boxes_of_weights(p, type);
+  if (!type.copied_by_threads()) a.w = boxes_of_weights(p, type);
+  a.bytes = reinterpret_cast<const uint8_t*>(p.w);
+  a.row_bytes = static_cast<int32_t>(dtype_bytes(p.type, p.k));
+  a.w_rows = static_cast<int32_t>(p.gated ? 2 * p.n : p.n);
   a.x = boxes_of(p.x, p.rows, p.k, most);
   a.y = reinterpret_cast<void*>(p.y);
   a.pitch = p.pitch == 0 ? p.n : p.pitch;

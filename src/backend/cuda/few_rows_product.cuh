@@ -18,6 +18,17 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int co
       : "memory");
 }
 
+// 16 bytes by a thread. copies_arrive: the thread arrives at a barrier once its copies are there.
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void copies_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -21,16 +21,6 @@ int64_t most_rows(const PlanSet& set, const std::vector<const Plan*>& plans) {
   return rows;
 }
 
-// Weights of one product follow each other on the device when they do so in the plan and no
-// padding comes between them (device_weights.cc).
-bool follow(const PlanSet& set, const std::vector<uint32_t>& parts) {
-  for (size_t i = 1; i < parts.size(); ++i)
-    if (parts[i] != parts[i - 1] + 1 ||
-        weight_bytes(set.weights.at(parts[i - 1])) % DeviceWeights::kAlignment != 0)
-      return false;
-  return true;
-}
-
 // The most rows for which layers with weights that are not bf16 are better run op by op; 0: all
 // weights are bf16.
 int64_t most_direct_rows(const PlanSet& set, const PlannedDecoder& decoder) {
@@ -69,12 +59,10 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   std::optional<PlannedDecoder> decoder = find_decoder(plans, plan, why);
   if (!decoder) return std::nullopt;
   const DecoderShape& s = decoder->shape;
-  auto has_bias = [](const PlannedLayer& l) {
-    return l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight;
-  };
   const int64_t direct = most_direct_rows(plans, *decoder);
   auto apart = [&](const PlannedLayer& l) {
-    return !follow(plans, {l.q, l.k, l.v}) || !follow(plans, {l.gate, l.up});
+    return !DeviceWeights::will_be_together(plans, {l.q, l.k, l.v}) ||
+           !DeviceWeights::will_be_together(plans, {l.gate, l.up});
   };
   const std::vector<PlannedLayer>& layers = decoder->layers;
   const int64_t rows = most_rows(plans, {&plan});
@@ -86,8 +74,6 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
     why = fmt::format("heads of {}", s.head_dim);
   else if (s.hidden % 32 != 0 || s.mlp % 32 != 0)
     why = "widths that are no multiples of 32";
-  else if (std::any_of(layers.begin(), layers.end(), has_bias))
-    why = "a bias";
   else if (direct == 0 && std::any_of(layers.begin(), layers.end(), apart))
     why = "weights of one product that do not follow each other";
   else
@@ -251,7 +237,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
     return false;
   p.w = weights_.address(w.parts[0]);
   p.k = w.k;
-  if (!few_rows_reads(p.type, p.k) || !few_rows_takes(p, blocks)) return false;
+  if (!few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;
@@ -269,7 +255,7 @@ bool LayerLaunches::few_rows_by_parts(LaunchList& list, FewRowsProduct p, const 
     p.n = entry.dims.at(0);
     p.type = entry.dtype;
     p.w = weights_.address(part);
-    if (!few_rows_reads(p.type, p.k) || !few_rows_takes(p, libraries_.hopper_blocks)) return false;
+    if (!few_rows_takes(p, libraries_.hopper_blocks)) return false;
     parts.push_back(p);
     p.y += static_cast<DeviceAddress>(p.n) * sizeof(uint16_t);
   }
@@ -356,12 +342,16 @@ void LayerLaunches::rotate(LaunchList& list, const FewRowsSums& sums, const Plan
   args.seq = at<int32_t>(step.seq);
   args.slot = at<int32_t>(step.slot);
   args.turns = at<float>(turns_);
-  for (auto [weight, gains] : {std::pair{layer.query_norm, &args.query_gains},
-                               std::pair{layer.key_norm, &args.key_gains}}) {
-    if (weight == kNoWeight) continue;
-    *gains = at<void>(weights_.address(weight));
-    args.tg = plans_.weights.at(weight).dtype;
-  }
+  auto read = [&](uint32_t weight, const void*& address, DType& type) {
+    if (weight == kNoWeight) return;
+    address = at<void>(weights_.address(weight));
+    type = plans_.weights.at(weight).dtype;
+  };
+  read(layer.query_norm, args.query_gains, args.tg);
+  read(layer.key_norm, args.key_gains, args.tg);
+  read(layer.q_bias, args.query_bias, args.tb);
+  read(layer.k_bias, args.key_bias, args.tb);
+  read(layer.v_bias, args.value_bias, args.tb);
   args.view = view.views.at(decoder_.group);
   args.key = kv_.state(layer.state).plane("k");
   args.value = kv_.state(layer.state).plane("v");

@@ -315,11 +315,13 @@ struct RotateArgs {
   const int32_t *seq, *slot;
   const float* turns;                   // [rows, d / 2, 2]: op_rope_turns
   const void *query_gains, *key_gains;  // [d], or null
+  // [heads, d], [kv_heads, d], or null; added to x, or to the sums before they are rounded.
+  const void *query_bias, *key_bias, *value_bias;
   ViewArgs view;
   PlaneArgs key, value;
   int32_t heads, kv_heads, d;
   float eps;
-  DType tg;  // of the gains
+  DType tg, tb;  // of the gains, of the biases
 };
 struct TurnArgs {
   const int32_t* pos;

@@ -199,9 +199,10 @@ TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
 }
 
 // The pairs of a lane of a head that begins at `from`; 0 after the last. blocks: whose sums they
-// are, 0 where the product has joined them.
+// are, 0 where the product has joined them. bias: what is added.
 template <int pairs>
-TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int blocks, float (&x)[pairs][2]) {
+TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int blocks,
+                         const float (&bias)[pairs][2], float (&x)[pairs][2]) {
   constexpr int kAtOnce = 6;  // blocks whose sums are asked for together
   const int lane = static_cast<int>(threadIdx.x % kWarp), half = a.d / 2;
   const float* planes = a.sums.planes + from + lane;
@@ -230,22 +231,22 @@ TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int blocks, float (&
   for (int p = 0; p < pairs; ++p)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (blocks > 0)
-        x[p][j] = brain_value(brain_bits(x[p][j]));
-      else if (lane + p * kWarp < half)
+      if (blocks == 0 && lane + p * kWarp < half)
         x[p][j] = brain_value(a.x[from + lane + p * kWarp + j * half]);
+      x[p][j] = brain_value(brain_bits(x[p][j] + bias[p][j]));
     }
 }
 
-// The gains of a lane's pairs; 1 where there are none.
+// Of the head that begins at `from` in a weight, a lane's pairs; `other` where there are none.
 template <int pairs>
-TK_DEVICE void load_gains(const RotateArgs& a, const void* gains, float (&gain)[pairs][2]) {
+TK_DEVICE void load_pairs(const RotateArgs& a, const void* weight, DType type, int from,
+                          float other, float (&x)[pairs][2]) {
 #pragma unroll
   for (int p = 0; p < pairs; ++p)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = static_cast<int>(threadIdx.x % kWarp) + p * kWarp;
-      gain[p][j] = gains && i < a.d / 2 ? load(gains, a.tg, i + j * (a.d / 2)) : 1.0f;
+      x[p][j] = weight && i < a.d / 2 ? load(weight, type, from + i + j * (a.d / 2)) : other;
     }
 }
 
@@ -261,8 +262,11 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
   const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
-  float gain[kMostPairs][2];
-  load_gains(a, gains, gain);
+  const void* biases = query ? a.query_bias : value ? a.value_bias : a.key_bias;
+  const int kv_head = head - a.heads - (value ? a.kv_heads : 0);
+  float gain[kMostPairs][2], bias[kMostPairs][2];
+  load_pairs(a, gains, a.tg, 0, 1, gain);
+  load_pairs(a, head < heads ? biases : nullptr, a.tb, (query ? head : kv_head) * a.d, 0, bias);
   const int blocks = a.sums.planes && head < heads ? a.sums.shares.of_column(head * a.d) : 0;
   wait_for_earlier();
   float cosine[kMostPairs], sine[kMostPairs];
@@ -270,13 +274,12 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   if (head < heads) {
     int64_t from = (int64_t{row} * heads + head) * a.d;
     float x[kMostPairs][2], squares = 0;
-    load_head(a, from, blocks, x);
+    load_head(a, from, blocks, bias, x);
 #pragma unroll
     for (int p = 0; p < kMostPairs; ++p) squares += x[p][0] * x[p][0] + x[p][1] * x[p][1];
     squares = warp_sum(squares);
     float factor = 1.0f / sqrtf(squares / static_cast<float>(a.d) + a.eps);
     uint8_t* base = value ? a.value.base : a.key.base;
-    int kv_head = head - a.heads - (value ? a.kv_heads : 0);
     auto* cache = reinterpret_cast<uint16_t*>(base + block * a.key.block_bytes) +
                   (int64_t{kv_head} * a.view.block_size + slot % a.view.block_size) * a.d;
 #pragma unroll
