@@ -60,11 +60,14 @@ class Stream::Impl {
  public:
   Impl(std::shared_ptr<const Model::Impl> model, const Prompt& prompt,
        const GenerateOptions& options)
-      : model_(std::move(model)),
-        detokenizer_(*model_->loaded.tokenizer, {.skip_special = true}),
-        stops_(options.stop) {
+      : model_(std::move(model)), stops_(options.stop) {
     start_ = SteadyClock().now();
     result_.prompt_ids = model_->encode(prompt);
+    const Tokenizer& tokenizer = *model_->loaded.tokenizer;
+    const bool chat = std::holds_alternative<Chat>(prompt);
+    detokenizer_.emplace(
+        tokenizer, DecodeOptions{.skip_special = true,
+                                 .continues = !chat && tokenizer.has_text(result_.prompt_ids)});
     request_ = submit(model_->loaded, model_->request(result_.prompt_ids, options), queue_);
   }
   ~Impl() { cancel(); }
@@ -109,13 +112,13 @@ class Stream::Impl {
       result_.generate_seconds = seconds(item.time - first_);
       result_.ids.push_back(delta.ids[i]);
       if (i < delta.logprobs.size()) result_.logprobs.push_back(delta.logprobs[i]);
-      text += stops_.push(detokenizer_.push(delta.ids[i])).text;
+      text += stops_.push(detokenizer_->push(delta.ids[i])).text;
     }
     if (stops_.stopped()) {
       model_->loaded.engine->stop_at(request_, 0, static_cast<int32_t>(result_.ids.size()));
       end(FinishReason::kStop);
     } else if (delta.finish != Finish::kNone) {
-      text += stops_.push(detokenizer_.finish()).text;
+      text += stops_.push(detokenizer_->finish()).text;
       bool stopped = stops_.stopped();
       text += stops_.finish();
       finish(delta, stopped);
@@ -141,7 +144,7 @@ class Stream::Impl {
   }
 
   std::shared_ptr<const Model::Impl> model_;
-  Detokenizer detokenizer_;
+  std::optional<Detokenizer> detokenizer_;
   StopStrings stops_;
   std::shared_ptr<DeltaQueue> queue_ = std::make_shared<DeltaQueue>();
   RequestId request_ = 0;

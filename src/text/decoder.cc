@@ -367,8 +367,13 @@ void add_steps(const Value& config, bool valid, std::vector<std::unique_ptr<Deco
 class PieceDecoder::Sink final : public DecodeStep {
  public:
   explicit Sink(bool valid_utf8) : valid_(valid_utf8) {}
-  void feed(std::string_view fragment, bool) override { held_ += fragment; }
+  void feed(std::string_view fragment, bool) override {
+    const size_t n = std::min(drop_, fragment.size());
+    drop_ -= n;
+    held_ += fragment.substr(n);
+  }
   void finish() override { finished_ = true; }
+  void drop(size_t bytes) { drop_ = bytes; }
   std::string take() {
     std::string out;
     out.swap(held_);
@@ -384,6 +389,7 @@ class PieceDecoder::Sink final : public DecodeStep {
 
  private:
   bool valid_, finished_ = false;
+  size_t drop_ = 0;  // bytes that are still to come
   std::string held_;
 };
 
@@ -399,6 +405,10 @@ PieceDecoder::~PieceDecoder() = default;
 void PieceDecoder::push(std::string_view piece) {
   DecodeStep* head = steps_.empty() ? static_cast<DecodeStep*>(sink_.get()) : steps_[0].get();
   head->feed(piece, true);
+}
+void PieceDecoder::skip_beginning() {
+  sink_->drop(1);
+  push("a");
 }
 void PieceDecoder::finish() {
   DecodeStep* head = steps_.empty() ? static_cast<DecodeStep*>(sink_.get()) : steps_[0].get();

@@ -28,6 +28,7 @@ class PieceDecoder {
   // config: the decoder as in tokenizer.json; null: tokens joined by spaces.
   PieceDecoder(const Value& config, bool valid_utf8);
   ~PieceDecoder();
+  void skip_beginning();  // the rules for the first piece do not apply to what follows
   void push(std::string_view piece);
   void finish();
   std::string take();  // text that is final

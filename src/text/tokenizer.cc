@@ -322,6 +322,7 @@ std::string Tokenizer::guard(std::string_view text, std::string_view mark) const
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, DecodeOptions options) const {
   PieceDecoder stream(impl_->spec.decoder, options.valid_utf8);
+  if (options.continues) stream.skip_beginning();
   for (int32_t id : ids) {
     if (impl_->skipped(id, options)) continue;
     const std::string_view text = impl_->decoded_piece(id);
@@ -343,6 +344,9 @@ bool Tokenizer::is_special(int32_t id) const {
   const AddedToken* token = impl_->added(id);
   return token && token->special;
 }
+bool Tokenizer::has_text(std::span<const int32_t> ids) const {
+  return std::any_of(ids.begin(), ids.end(), [&](int32_t id) { return !is_special(id); });
+}
 std::string_view Tokenizer::piece(int32_t id) const { return impl_->piece(id); }
 int32_t Tokenizer::find_piece(std::string_view piece) const {
   for (const AddedToken& token : impl_->spec.added_tokens)
@@ -355,11 +359,10 @@ std::string Tokenizer::piece_bytes(int32_t id) const {
   if (text.empty()) return {};
   if (impl_->added(id)) return std::string(text);
   PieceDecoder stream(impl_->spec.decoder, false);
-  stream.push("a");  // absorbs the rules for first tokens
+  stream.skip_beginning();
   stream.push(text);
   stream.finish();
-  std::string out = stream.take();
-  return out.empty() ? out : out.substr(1);
+  return stream.take();
 }
 
 const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
@@ -367,7 +370,9 @@ const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
 Detokenizer::Detokenizer(const Tokenizer& tokenizer, DecodeOptions options)
     : tokenizer_(&tokenizer),
       options_(options),
-      stream_(std::make_unique<PieceDecoder>(tokenizer.spec().decoder, options.valid_utf8)) {}
+      stream_(std::make_unique<PieceDecoder>(tokenizer.spec().decoder, options.valid_utf8)) {
+  if (options.continues) stream_->skip_beginning();
+}
 Detokenizer::~Detokenizer() = default;
 Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;

@@ -24,6 +24,8 @@ struct DecodeOptions {
   bool valid_utf8 = true;
   // Special tokens that are not skipped; sorted; must outlive the decoding.
   std::span<const int32_t> keep = {};
+  // The text follows another one: the first token keeps a space that a text would not begin with.
+  bool continues = false;
 };
 
 // Owner: the server of the model; share by const reference. Thread-safe after construction
@@ -49,10 +51,11 @@ class Tokenizer {
   int32_t eos_id() const;
   int32_t pad_id() const;
   int32_t unk_id() const;
-  bool is_eog(int32_t id) const;                     // generation ends here
-  bool is_special(int32_t id) const;                 // control token
-  std::string_view piece(int32_t id) const;          // as in the vocabulary; empty: no such id
-  int32_t find_piece(std::string_view piece) const;  // added tokens first; -1: none
+  bool is_eog(int32_t id) const;                      // generation ends here
+  bool is_special(int32_t id) const;                  // control token
+  bool has_text(std::span<const int32_t> ids) const;  // not only control tokens
+  std::string_view piece(int32_t id) const;           // as in the vocabulary; empty: no such id
+  int32_t find_piece(std::string_view piece) const;   // added tokens first; -1: none
   // The bytes a token stands for on its own (grammars, byte-wise logprobs): no first-token rules.
   std::string piece_bytes(int32_t id) const;
   const TokenizerSpec& spec() const;

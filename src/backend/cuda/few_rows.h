@@ -71,7 +71,7 @@ struct FewRowsSums {
 };
 
 struct FewRowsArgs {
-  TensorMap w, x;    // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
+  TensorMap w, x;  // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
   const uint8_t* bytes;       // of the matrix
   int32_t row_bytes, w_rows;  // of the matrix
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others

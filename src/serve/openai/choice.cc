@@ -23,8 +23,9 @@ Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
       prompt_(prompt),
       tokenizer_(*request.model->tokenizer),
       kept_(kept_tokens(request)),
-      detokenizer_(*request.model->tokenizer,
-                   {.skip_special = request.params.skip_special, .keep = kept_}),
+      detokenizer_(*request.model->tokenizer, {.skip_special = request.params.skip_special,
+                                               .keep = kept_,
+                                               .continues = prompt.continues}),
       stops_(request.params.stops, request.params.include_stop),
       parser_(make_output_parser(request.output, fresh_number())),
       include_reasoning_(request.include_reasoning) {}

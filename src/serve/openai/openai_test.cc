@@ -96,6 +96,19 @@ TEST(Prepare, DefaultsComeFromTheModel) {
   EXPECT_EQ(p.prompts[0].ids.front(), 256);  // <|im_start|> is one token
 }
 
+// "Tom" and the tokens of " and": a tokenizer may drop a space at the start of a text.
+TEST(Prepare, CompletionsContinueTheirPrompt) {
+  auto continues = [](const char* body) { return completion(body).prompts.at(0).continues; };
+  EXPECT_TRUE(continues(R"({"prompt": "ab"})"));
+  EXPECT_TRUE(continues(R"({"prompt": [97]})"));
+  EXPECT_FALSE(continues(R"({"prompt": [256]})"));
+  auto model = std::make_shared<const ServedModel>(fake_model(nullptr));
+  EXPECT_FALSE(
+      prepare_chat(parse_json(R"({"messages": [{"role": "user", "content": "x"}]})"), model)
+          .prompts[0]
+          .continues);
+}
+
 TEST(Prepare, BothNamesOfTheTokenLimitCount) {
   auto limit = [](const char* extra) {
     std::string json = R"({"messages": [{"role": "user", "content": "x"}])";

@@ -286,6 +286,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
   fields.refuse("suffix", "Use /infill, or 'suffix' in /v1/completions.");
   prepare_structured(params, *model, request.output);
   request.prompts = read_prompts(fields, *model, params.echo);
+  for (Prompt& prompt : request.prompts) prompt.continues = model->tokenizer->has_text(prompt.ids);
   read_negative_prompt(fields, body, request, false);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)

@@ -13,7 +13,8 @@ namespace tokamak::openai {
 
 struct Prompt {
   std::vector<int32_t> ids;
-  std::string text;  // for echo; only set on request
+  std::string text;        // for echo; only set on request
+  bool continues = false;  // the answer goes on in the same text
 };
 
 struct Prepared {

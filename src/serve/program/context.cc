@@ -38,11 +38,7 @@ const std::vector<int32_t>& Context::ids() {
 }
 
 Detokenizer Context::continuation() const {
-  constexpr DecodeOptions kOptions{.skip_special = true};
-  Detokenizer out(*tokenizer_, kOptions);
-  if (text_.empty() || ids_.empty()) return out;
-  if (out.push(ids_.back()) == tokenizer_->decode({&ids_.back(), 1}, kOptions)) return out;
-  return Detokenizer(*tokenizer_, kOptions);  // the last token ends inside a character
+  return Detokenizer(*tokenizer_, {.skip_special = true, .continues = !text_.empty()});
 }
 
 void Context::add_ids(const std::vector<int32_t>& ids, const std::string& text, bool cut) {
