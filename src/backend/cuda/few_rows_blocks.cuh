@@ -117,7 +117,7 @@ TK_DEVICE void lane_of_q6_k(const uint8_t* block, int segment, int c, LanePairs&
   }
 }
 
-// Of the 256 columns whose bytes begin at `bytes`, those 32 from 32 * segment on.
+// 32 columns, from 32 * segment on, of the 256 whose bytes begin at `bytes`.
 template <DType type>
 TK_DEVICE void lane_of_blocks(const uint8_t* bytes, int segment, int c, LanePairs& out) {
   if constexpr (type == DType::kQ8_0) {

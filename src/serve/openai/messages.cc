@@ -267,6 +267,7 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
       if (key != "messages" && key != "tools") context.set(key, value);
   }
   RenderedChat out;
+  out.continues = goes_on;
   out.guard = guard_chat(context, tokenizer);
   const auto own = read_template(fields, out.own_template);
   const ChatTemplate& chat = own ? *own : *(for_tools ? model.tool_template : model.chat_template);

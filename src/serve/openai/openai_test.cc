@@ -103,10 +103,12 @@ TEST(Prepare, CompletionsContinueTheirPrompt) {
   EXPECT_TRUE(continues(R"({"prompt": [97]})"));
   EXPECT_FALSE(continues(R"({"prompt": [256]})"));
   auto model = std::make_shared<const ServedModel>(fake_model(nullptr));
-  EXPECT_FALSE(
-      prepare_chat(parse_json(R"({"messages": [{"role": "user", "content": "x"}]})"), model)
-          .prompts[0]
-          .continues);
+  auto chat_continues = [&](const char* body) {
+    return prepare_chat(parse_json(body), model).prompts.at(0).continues;
+  };
+  EXPECT_FALSE(chat_continues(R"({"messages": [{"role": "user", "content": "x"}]})"));
+  EXPECT_TRUE(chat_continues(R"({"messages": [{"role": "user", "content": "x"},
+    {"role": "assistant", "content": "y"}], "continue_final_message": true})"));
 }
 
 TEST(Prepare, BothNamesOfTheTokenLimitCount) {

@@ -258,7 +258,8 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
     request.params.messages = std::move(call.messages);
   }
   prepare_structured(request.params, *model, request.output);
-  request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
+  request.prompts.push_back(
+      {encode_chat(*model->tokenizer, chat.text, chat.guard), "", chat.continues});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
   truncate_prompts(fields, request);

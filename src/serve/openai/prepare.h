@@ -43,6 +43,7 @@ Value read_messages(Fields& fields);
 struct RenderedChat {
   std::string text, guard;   // with the marks of guard_chat()
   std::string own_template;  // the client's; empty: the model's was used
+  bool continues = false;    // the last message, which has some text
   std::string plain() const { return without_guard(text, guard); }
 };
 // Renders messages, tools and chat_template_kwargs with the model's template.

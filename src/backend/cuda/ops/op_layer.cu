@@ -237,7 +237,7 @@ TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int blocks,
     }
 }
 
-// Of the head that begins at `from` in a weight, a lane's pairs; `other` where there are none.
+// A lane's pairs of the head that begins at `from` in a weight; `other` where there are none.
 template <int pairs>
 TK_DEVICE void load_pairs(const RotateArgs& a, const void* weight, DType type, int from,
                           float other, float (&x)[pairs][2]) {
