@@ -86,7 +86,7 @@ NAMES = {
     "unordered_map": "unordered_map unordered_multimap",
     "unordered_set": "unordered_set",
     "utility " + BASIC: "as_const exchange forward integer_sequence make_integer_sequence move pair swap",
-    "variant": "get_if monostate variant visit",
+    "variant": "get_if holds_alternative monostate variant visit",
     "vector": "vector",
     "variant tuple utility array map": "get",
     "string vector map set deque unordered_map unordered_set": "erase erase_if",
