@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama, Qwen3, Qwen3-MoE, DeepSeek-V2 or Mamba-2 architecture) with random weights, for measuring speed, not quality.
+"""Writes a GGUF of a given shape (Llama, Qwen2, Qwen3, Qwen3-MoE, DeepSeek-V2 or Mamba-2 architecture) with random weights, for measuring speed, not quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...] [--quick]
 
@@ -21,6 +21,7 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, 100000.0, True),
     "qwen-0.5b": (896, 4864, 24, 14, 2, 64, 151936, 1000000.0, True),
     "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, 500000.0, True),
+    "qwen2-7b": (3584, 18944, 28, 28, 4, 128, 152064, 1000000.0, False),
     "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128, 151936, 1000000.0, True),
     "llama-3b": (3072, 8192, 28, 24, 8, 128, 128256, 500000.0, True),
     "llama-7b": (4096, 11008, 32, 32, 32, 128, 32000, 10000.0, False),
@@ -119,7 +120,7 @@ def architecture(s):
         return "qwen3moe"
     if is_recurrent(s):
         return "mamba2"
-    return "deepseek2" if is_latent(s) else "qwen3" if s.shape.startswith("qwen3") else "llama"
+    return "deepseek2" if is_latent(s) else s.shape[:5] if s.shape.startswith(("qwen2", "qwen3")) else "llama"
 
 
 def is_latent(s):
@@ -204,6 +205,8 @@ def tensor_list(s, kind, embedding_kind):
             yield f"blk.{i}.{name}.weight", t, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 1.0
+        for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)) if architecture(s) == "qwen2" else ():
+            yield f"blk.{i}.{name}.bias", T.F32, rows, 0, 0.1
         if is_latent(s):
             yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 1.0
         for name in ("attn_q_norm", "attn_k_norm") if architecture(s).startswith("qwen3") else ():

@@ -258,6 +258,7 @@ void check_few_rows(FewRowsContext& c, bool tiny) {
                           {32, 1000, 2048, false, true},
                           {30, 2048, 2048, true, false},
                           {64, 2048, 6144, false, false},
+                          {5, 3584, 3584, false, false},
                           {47, 1030, 2048, true, false}}) {
       if (type.type == DType::kBF16 || (tiny && s.n * s.k > 1100000)) continue;
       const Matrices t(c.filler, s.rows, s.n, s.k,

@@ -124,26 +124,33 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
   }
 }
 
-// The same by all copiers, from the multiple of 16 bytes that a step begins after.
+// The row of the matrix that is line `line` of a tile.
+template <class C>
+__device__ __forceinline__ int row_of_line(const FewRowsArgs& a, int tile, int line) {
+  const int first = tile * (a.gated ? kBoxRows : kFewRowsTile);
+  return min(first + line % kBoxRows + line / kBoxRows * a.second, a.w_rows - 1);
+}
+
+// The same by all copiers, from the multiple of 16 bytes that a row's step begins at or after.
 template <class C>
 __device__ void copy_weights(const FewRowsArgs& a, const FewRowsShared<C>& shared, int thread) {
-  constexpr int kPitch = C::kOfType.pitch, kPieces = kPitch / 16;
+  constexpr int kPitch = C::kOfType.pitch, kPieces = (14 + C::kOfType.bytes + 15) / 16;
+  static_assert(C::kOfType.bytes % 2 == 0 && kPieces * 16 <= kPitch);
   const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
   const int end = first_unit(a, blockIdx.x + 1);
   RingPlace<C::kStages> place;
 #pragma unroll 1
   for (int unit = begin; unit < end; ++unit, place.next()) {
     if (unit - begin >= C::kStages) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
-    const int first = unit / steps * (a.gated ? kBoxRows : kFewRowsTile);
-    const int past = unit % steps * C::kOfType.bytes / 16 * 16, left = a.row_bytes - past;
+    const int tile = unit / steps, past = unit % steps * C::kOfType.bytes;
     const uint32_t to = shared.weights(place.stage);
 #pragma unroll 4
     for (int i = thread; i < kFewRowsTile * kPieces; i += C::kOfType.copiers()) {
       const int line = i / kPieces, piece = i % kPieces * 16;
-      const int row = min(first + line % kBoxRows + line / kBoxRows * a.second, a.w_rows - 1);
-      if (piece < left)
-        copy_16_bytes(to + line * kPitch + piece,
-                      a.bytes + static_cast<int64_t>(row) * a.row_bytes + past + piece);
+      const int64_t begin =
+          static_cast<int64_t>(row_of_line<C>(a, tile, line)) * a.row_bytes + past;
+      if (piece < static_cast<int>(begin % 16) + C::kOfType.bytes)
+        copy_16_bytes(to + line * kPitch + piece, a.bytes + begin / 16 * 16 + piece);
     }
     copies_arrive(shared.weights_full(place.stage));
   }
@@ -197,7 +204,7 @@ class FewRowsConsumer {
       const uint32_t plane = opaque(blockIdx.x - static_cast<uint32_t>(shares.first_of(tile)));
       if (!waited) wait_for_earlier();
       waited = true;
-      multiply(step, count);
+      multiply(tile, step, count);
       unit += count;
       if (a_.sums.planes) {
         write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
@@ -217,7 +224,11 @@ class FewRowsConsumer {
 #pragma unroll
     for (int half = 0; half < C::kHalves; ++half) pin(sums_[half]);
   }
-  __device__ void multiply(int first, int count) {  // steps
+  __device__ void multiply(int tile, int first, int count) {  // steps
+    int past[2] = {};  // where the lane's rows begin, modulo 16
+    if constexpr (C::kOfType.copied_by_threads())
+      for (int eight = 0; eight < 2; ++eight)
+        past[eight] = row_of_line<C>(a_, tile, line(eight)) % 16 * (a_.row_bytes % 16) % 16;
 #pragma unroll
     for (int half = 0; half < C::kHalves; ++half)
 #pragma unroll
@@ -227,7 +238,7 @@ class FewRowsConsumer {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
       wait_barrier(shared_.values_full(of_values_.stage), of_values_.phase);
       if constexpr (C::kDecoded)
-        multiply_decoded((first + i) * C::kOfType.bytes % 16);
+        multiply_decoded(past, (first + i) * C::kOfType.bytes);
       else
         multiply_shared();
       products_wait<0>();
@@ -260,14 +271,15 @@ class FewRowsConsumer {
   // 64 columns of a warp's rows as bf16: four operands of products, of four words each.
   using Operands = uint32_t[16];
   // A stage of weights by way of registers: 64 columns are decoded while those before are
-  // multiplied. past: bytes of blocks before those of the stage.
-  __device__ void multiply_decoded(int past) {
+  // multiplied. past, before: places of the lane's rows, and of the stage in them; only what is
+  // left modulo 16 counts.
+  __device__ void multiply_decoded(const int (&past)[2], int before) {
     Operands w[2];
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box) {
       Operands& now = w[box % 2];
       if constexpr (C::kBlocks)
-        decode_blocks(box, past, now);
+        decode_blocks(box, past, before, now);
       else
         round_halves(box, now);
       const uint64_t x = values_of_box(box);
@@ -281,11 +293,13 @@ class FewRowsConsumer {
       products_wait<1>();
     }
   }
-  __device__ void decode_blocks(int box, int past, Operands& to) const {
-    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes + past;
+  __device__ int line(int eight) const { return (eight ? upper_ : lower_) + lane_ / 4; }
+  __device__ void decode_blocks(int box, const int (&past)[2], int before, Operands& to) const {
+    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes;
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight) {
-      const unsigned char* row = stage + ((eight ? upper_ : lower_) + lane_ / 4) * C::kOfType.pitch;
+      const unsigned char* row = stage + line(eight) * C::kOfType.pitch;
+      if constexpr (C::kOfType.copied_by_threads()) row += (past[eight] + before) % 16;
 #pragma unroll
       for (int segment = 0; segment < 2; ++segment) {
         LanePairs pairs;

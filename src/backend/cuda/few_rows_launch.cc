@@ -37,11 +37,11 @@ TensorMap boxes_of_weights(const FewRowsProduct& p, const FewRowsType& type) {
 
 }  // namespace
 
-// Copies begin at rows, which have to be multiples of 16 bytes.
+// Tensor copies begin at rows, which have to be multiples of 16 bytes.
 bool few_rows_reads(DType weights, int64_t k) {
   const FewRowsType* type = few_rows_type(weights);
   return type && k % (type->blocks() ? type->columns : 8) == 0 && k >= kFewRowsWidth &&
-         k <= int64_t{1} << 20 && dtype_bytes(weights, k) % 16 == 0;
+         k <= int64_t{1} << 20 && (type->copied_by_threads() || dtype_bytes(weights, k) % 16 == 0);
 }
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks) {
