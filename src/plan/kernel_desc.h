@@ -66,6 +66,7 @@ struct OpWork {
   double in_elements = 0;           // of operand 0
   double weight_bytes = 0;          // of its operands that are weights of rank 2 or more
   DType activations = DType::kF32;  // type of operand 0
+  DType weights = DType::kF32;      // type of the operands that weight_bytes counts
 };
 struct ValueWork {
   double bytes = 0;

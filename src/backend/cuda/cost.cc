@@ -65,7 +65,12 @@ double linear_cost(const KernelDesc&, const KernelWork& work, const Machine& mac
 double decoded_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
   const Rates rates(machine);
   double seconds = 0;
-  for (const OpWork& op : work.ops) seconds += op.flops / rates.f32_flops;
+  // Weights per second, measured on an H200: blocks of 210 bytes come in pieces of two bytes.
+  constexpr double kQ6Rate = 4.6e11;
+  for (const OpWork& op : work.ops) {
+    seconds += op.flops / rates.f32_flops;
+    if (op.weights == DType::kQ6_K && op.rows > 0) seconds += op.flops / (2 * op.rows) / kQ6Rate;
+  }
   return rates.cost(work, seconds);
 }
 

@@ -94,7 +94,10 @@ OpWork WorkMeter::op_work(NodeId id, OpWork::Part part, size_t shape) const {
     if (t.kind == Type::Kind::kTensor) w.activations = t.tensor.dtype;
   }
   for (size_t i = 0; i < node.inputs.size(); ++i)
-    if (weight(node.inputs[i])) w.weight_bytes += read_bytes(node, i, w.rows, shape);
+    if (weight(node.inputs[i])) {
+      w.weight_bytes += read_bytes(node, i, w.rows, shape);
+      w.weights = fn_.type(node.inputs[i]).tensor.dtype;
+    }
   return w;
 }
 
