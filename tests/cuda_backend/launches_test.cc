@@ -96,6 +96,8 @@ TEST_F(CudaLaunches, TypesAndTheDeviceDecideToo) {
   Compiled q8 = compile("llama_q8_0");
   EXPECT_EQ(named(q8.set())[1], "decode B=1: cuda.decode_stream cuda.decoder_layers");
   EXPECT_EQ(named(q8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream");
+  EXPECT_EQ(named(compile("llama_q6_k_head").set())[1],
+            "decode B=1: cuda.decode_stream cuda.decoder_layers");
   Compiled q4_k = compile("llama_q4_k");
   EXPECT_EQ(named(q4_k.set())[1], "decode B=1: cuda.decoder_layers");
   EXPECT_EQ(why_not(q4_k, 1, "cuda.decode_stream").substr(0, 12), "q4_k weights");

@@ -343,7 +343,7 @@ TEST(CudaTableSampler, RowsWithTooManyTiesAreLeftToTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaStream,
                          testing::Values("llama_bf16", "qwen3_bf16", "llama_f16", "llama_q8_0",
-                                         "llama_q4_0"),
+                                         "llama_q4_0", "llama_q6_k_head"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Weights that are not bf16 are rounded to it for steps of many rows, which run in fused layers.
@@ -398,7 +398,7 @@ TEST_P(CudaExpandedWeights, StepsOfFewRows) {
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
                          testing::Values("llama_q8_0", "llama_q4_0", "llama_q4_k", "llama_f16",
-                                         "llama_mixed"),
+                                         "llama_mixed", "llama_q6_k_head"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Weights that are read as FP8: as far from the reference as FP8 is, and not farther.

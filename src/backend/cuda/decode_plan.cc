@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "backend/cuda/kernels.h"
 #include "ops/attend.h"
 
 namespace tokamak::cuda {
@@ -239,8 +240,8 @@ class DecoderFinder {
   int norms_ = 0;
 };
 
-DecodeWeight product_type(const WeightEntry& entry) {
-  switch (entry.dtype) {
+std::optional<DecodeWeight> streamed_type(DType type) {
+  switch (type) {
     case DType::kBF16:
       return DecodeWeight::kBf16;
     case DType::kF16:
@@ -250,12 +251,19 @@ DecodeWeight product_type(const WeightEntry& entry) {
     case DType::kQ4_0:
       return DecodeWeight::kQ4;
     default:
-      refuse("{} weights ({})", dtype_name(entry.dtype), entry.name);
+      return std::nullopt;
   }
 }
+DecodeWeight product_type(const WeightEntry& entry) {
+  if (const auto type = streamed_type(entry.dtype)) return *type;
+  refuse("{} weights ({})", dtype_name(entry.dtype), entry.name);
+}
 
+// Files with Q4_0 weights usually have a head of Q6_K.
 void set_types(const PlanSet& plans, PlannedDecoder& decoder) {
-  decoder.head_type = product_type(plans.weights.at(decoder.head));
+  const WeightEntry& head = plans.weights.at(decoder.head);
+  decoder.expands_head = !streamed_type(head.dtype) && is_expandable(head.dtype);
+  decoder.head_type = decoder.expands_head ? DecodeWeight::kBf16 : product_type(head);
   decoder.type = product_type(plans.weights.at(decoder.layers[0].out));
   for (const PlannedLayer& l : decoder.layers)
     for (uint32_t w : l.products())
@@ -266,8 +274,9 @@ void set_types(const PlanSet& plans, PlannedDecoder& decoder) {
 }  // namespace
 
 void read_as_fp8(PlannedDecoder& decoder) {
-  for (DecodeWeight* type : {&decoder.type, &decoder.head_type})
-    if (*type == DecodeWeight::kBf16) *type = DecodeWeight::kFp8;
+  if (decoder.type == DecodeWeight::kBf16) decoder.type = DecodeWeight::kFp8;
+  if (decoder.head_type == DecodeWeight::kBf16 && !decoder.expands_head)
+    decoder.head_type = DecodeWeight::kFp8;
 }
 
 DecoderWeights product_types(const PlannedDecoder& decoder) {

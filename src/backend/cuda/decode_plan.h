@@ -27,6 +27,7 @@ struct PlannedDecoder {
   DecoderShape shape;
   DecodeWeight type = DecodeWeight::kBf16;  // of the layers; set by find_streamed()
   DecodeWeight head_type = DecodeWeight::kBf16;
+  bool expands_head = false;  // it is kept as bf16, too: the kernel does not read its type
   uint32_t embedding = kNoWeight, final_norm = kNoWeight, head = kNoWeight, frequencies = kNoWeight;
   uint32_t group = 0;  // of the KV cache
   std::vector<PlannedLayer> layers;

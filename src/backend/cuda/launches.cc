@@ -96,7 +96,12 @@ template <bool kFp8>
 double stream_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,
                    const Machine& machine) {
   std::string why;
-  return stream_seconds(work_of(set, plan, stream_decoder(set, plan, kFp8, why).value()), machine);
+  const PlannedDecoder decoder = stream_decoder(set, plan, kFp8, why).value();
+  DecoderWork work = work_of(set, plan, decoder);
+  if (decoder.expands_head)
+    work.weight_bytes += 2 * matrix_elements(set, decoder.head) -
+                         static_cast<double>(weight_bytes(set.weights.at(decoder.head)));
+  return stream_seconds(work, machine);
 }
 
 double layers_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,

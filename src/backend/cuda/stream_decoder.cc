@@ -39,8 +39,15 @@ uint64_t StreamDecoder::bytes_for(const PlanSet& plans) {
   uint64_t bytes = 0;
   for (LaunchKind kind : {LaunchKind::kStream, LaunchKind::kStreamFp8}) {
     if (plans_with(plans, kind).empty()) continue;
-    for (const WeightEntry& w : plans.weights) {
+    std::string why;
+    const auto decoder = find_streamed(plans, *plans_with(plans, kind)[0], why);
+    for (size_t i = 0; i < plans.weights.size(); ++i) {
+      const WeightEntry& w = plans.weights[i];
       if (w.dims.size() != 2) continue;
+      if (decoder && decoder->expands_head && i == decoder->head) {
+        bytes += expanded_bytes(w.dims[0], w.dims[1]);
+        continue;
+      }
       const auto size = static_cast<uint64_t>(weight_bytes(w));
       const bool as_stored = w.dtype == DType::kBF16 || w.dtype == DType::kF16;
       bytes += !as_stored ? size : kind == LaunchKind::kStreamFp8 ? size / 2 : 0;
@@ -88,7 +95,8 @@ void StreamDecoder::load() {
     layer.keys = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("k").base);
     layer.values = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("v").base);
   }
-  to.head = matrix(decoder_.head_type, {decoder_.head}, false);
+  to.head = decoder_.expands_head ? expanded(decoder_.head)
+                                  : matrix(decoder_.head_type, {decoder_.head}, false);
   to.final_gains = vectors({decoder_.final_norm}, {shape.hidden});
   to.frequencies = weights.address(decoder_.frequencies);
   embedding_ = weights.address(decoder_.embedding);
@@ -144,6 +152,17 @@ DecodeMatrix StreamDecoder::joined(DecodeWeight type, const std::vector<uint32_t
     model_.stream.copy(to, model_.weights.address(part), size);
     to += size;
   }
+  return out;
+}
+
+DecodeMatrix StreamDecoder::expanded(uint32_t weight) {
+  const WeightEntry& entry = model_.plans.weights.at(weight);
+  DecodeMatrix out;
+  out.data = packed_.emplace_back(expanded_bytes(entry.dims.at(0), entry.dims.at(1))).address();
+  check(driver().stream_wait(nullptr), "clearing memory");
+  LaunchList list(model_.kernels);
+  emit_expand(list, {entry.dtype, entry.dims, model_.weights.address(weight), 0}, out.data);
+  list.run(model_.stream);
   return out;
 }
 

@@ -54,6 +54,7 @@ class StreamDecoder {
   StreamDecoder(const Model& model, PlannedDecoder decoder, int max_batch);
   void load();
   DecodeMatrix matrix(DecodeWeight type, const std::vector<uint32_t>& parts, bool alternate);
+  DecodeMatrix expanded(uint32_t weight);  // as bf16
   DecodeMatrix joined(DecodeWeight type, const std::vector<uint32_t>& parts, size_t bytes);
   DeviceAddress vectors(const std::vector<uint32_t>& parts, const std::vector<int>& lengths);
   void embed(const DeviceStream& stream, const Batch& batch);
