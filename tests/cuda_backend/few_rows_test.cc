@@ -69,7 +69,7 @@ TEST(FewRows, StagesFitIntoSharedMemory) {
 TEST(FewRows, RowsOfWeightsHaveToBeMultiplesOf16Bytes) {
   EXPECT_TRUE(few_rows_reads(DType::kQ4_0, 4096));
   EXPECT_FALSE(few_rows_reads(DType::kQ4_0, 896));  // 3.5 times 256
-  EXPECT_TRUE(few_rows_reads(DType::kQ6_K, 256));  // 210 bytes: copied by threads
+  EXPECT_TRUE(few_rows_reads(DType::kQ6_K, 256));   // 210 bytes: copied by threads
   EXPECT_FALSE(few_rows_reads(DType::kQ6_K, 896));
   EXPECT_TRUE(few_rows_reads(DType::kF16, 200));
   EXPECT_FALSE(few_rows_reads(DType::kF32, 4096));

@@ -64,29 +64,6 @@ struct FewRowsShared {
   }
 };
 
-// Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
-__device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {
-  return tile_descriptor(tile_start(address, 16), 1024);  // 16: not used, but not 0
-}
-
-__device__ void wait_barrier(uint32_t barrier, uint32_t phase) {
-#pragma unroll 1
-  while (!barrier_try(barrier, phase)) {
-  }
-}
-
-// The place of a turn in a ring.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void next() {
-    if (++stage < kStages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
-
 // Units of work: a tile at a step of its width. A block has those from first_unit(block) to the
 // next block's.
 __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {

@@ -1,5 +1,6 @@
 #pragma once
-// Copies of boxes of a matrix, and products of 64 rows of weights with few rows of values.
+// Copies of boxes of a matrix and rings of them, and products of 64 rows of weights with few rows
+// of values.
 #include "backend/cuda/wgmma.cuh"
 
 namespace tokamak::cuda {
@@ -88,5 +89,28 @@ __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], const uint32_t* 
 #undef TK_SUMS_8
 #undef TK_SUMS_16
 #undef TK_SUMS_32
+
+// Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
+__device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {
+  return tile_descriptor(tile_start(address, 16), 1024);  // 16: not used, but not 0
+}
+
+__device__ inline void wait_barrier(uint32_t barrier, uint32_t phase) {
+#pragma unroll 1
+  while (!barrier_try(barrier, phase)) {
+  }
+}
+
+// The place of a turn in a ring.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void next() {
+    if (++stage < kStages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
 
 }  // namespace tokamak::cuda
