@@ -27,6 +27,14 @@ std::vector<uint8_t> random_bytes(size_t count, unsigned seed) {
   return bytes;
 }
 
+// Scales of K-quants are multiplied, and what is not a number has many forms: makes them finite.
+void make_finite(DType type, std::vector<uint8_t>& bytes) {
+  if (type == DType::kQ4_K)
+    for (size_t i = 0; i < bytes.size(); i += 144) bytes[i + 1] &= 0xbf, bytes[i + 3] &= 0xbf;
+  if (type == DType::kQ6_K)
+    for (size_t i = 0; i < bytes.size(); i += 210) bytes[i + 209] &= 0xbf;
+}
+
 // The rows in the order in which they are packed.
 std::vector<uint8_t> joined(const std::vector<std::vector<uint8_t>>& sources, size_t row_bytes,
                             bool alternate) {
@@ -53,20 +61,22 @@ std::vector<uint8_t> packed_on_device(const PackCase& c,
     memory.emplace_back(sources[i].size()).write(sources[i].data(), sources[i].size());
     args.source[i] = memory.back().as<uint8_t>();
     args.rows[i] = c.rows[i];
+    args.row_bytes[i] = static_cast<int64_t>(dtype_bytes(c.dtype, c.width));
+    args.type[i] = c.dtype;
   }
   const size_t bytes = packed_bytes(c.type, rows, c.width);
   const Buffer out(bytes);
-  args.row_bytes = static_cast<int64_t>(dtype_bytes(c.dtype, c.width));
   args.width = c.width;
   args.parts = decode_parts(c.type, c.width);
   args.tiles = packed_tiles(rows);
   args.to = out.as<uint8_t>();
-  args.type = c.dtype;
+  args.eight = c.type == DecodeWeight::kK8;
   args.alternate = c.alternate;
   LaunchList list(kernels);
   const int64_t threads = args.tiles * 16 * (args.width / 32);
-  list.add("op_pack", "op_pack", {(threads + kElementThreads - 1) / kElementThreads},
-           kElementThreads, args);
+  const bool segments = decode_kernel_type(c.type) == DecodeWeight::kK4;
+  list.add("op_pack", segments ? "op_pack_segments" : "op_pack",
+           {(threads + kElementThreads - 1) / kElementThreads}, kElementThreads, args);
   check(driver().stream_wait(nullptr), "clearing memory");
   list.run(stream);
   stream.wait();
@@ -85,6 +95,12 @@ TEST(CudaPack, TheDevicePacksAsTheHost) {
       {DecodeWeight::kQ4, DType::kQ4_0, 5120, {40}, false},
       {DecodeWeight::kQ4, DType::kQ4_0, 1024, {24, 8, 8}, false},
       {DecodeWeight::kQ4, DType::kQ4_0, 512, {20, 20}, true},
+      {DecodeWeight::kK4, DType::kQ4_K, 512, {16}, false},
+      {DecodeWeight::kK4, DType::kQ4_K, 5120, {40}, false},
+      {DecodeWeight::kK4, DType::kQ4_K, 1024, {24, 8, 8}, false},
+      {DecodeWeight::kK8, DType::kQ6_K, 256, {16}, false},
+      {DecodeWeight::kK8, DType::kQ6_K, 2560, {40}, false},
+      {DecodeWeight::kK8, DType::kQ6_K, 512, {20, 20}, true},
   };
   for (const PackCase& c : cases) {
     const size_t row_bytes = dtype_bytes(c.dtype, c.width);
@@ -93,6 +109,7 @@ TEST(CudaPack, TheDevicePacksAsTheHost) {
     for (int n : c.rows) {
       sources.push_back(random_bytes(static_cast<size_t>(n) * row_bytes,
                                      static_cast<unsigned>(7 + sources.size())));
+      make_finite(c.dtype, sources.back());
       rows += n;
     }
     std::vector<uint8_t> want(packed_bytes(c.type, rows, c.width));
@@ -139,13 +156,13 @@ TEST(CudaPack, Bf16RowsBecomeFp8WithAScale) {
   PackArgs args{};
   args.source[0] = source.as<uint8_t>();
   args.rows[0] = kRows;
-  args.row_bytes = kWidth * 2;
+  args.row_bytes[0] = kWidth * 2;
   args.width = kWidth;
   args.parts = decode_parts(DecodeWeight::kFp8, kWidth);
   args.tiles = packed_tiles(kRows);
   args.to = out.as<uint8_t>();
   args.scales = scales.as<float>();
-  args.type = DType::kBF16;
+  args.type[0] = DType::kBF16;
   LaunchList list(kernels);
   list.add("op_pack", "op_pack_fp8", {args.tiles * 16 * 32 / kElementThreads}, kElementThreads,
            args);

@@ -401,6 +401,43 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
                                          "llama_mixed", "llama_q6_k_head"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Mixtures of block formats in the persistent kernel.
+class CudaKQuants : public CudaStream {
+ protected:
+  void SetUp() override {
+    setenv("TOKAMAK_CUDA_K_QUANTS", "1", 1);
+    CudaStream::SetUp();
+  }
+  void TearDown() override { unsetenv("TOKAMAK_CUDA_K_QUANTS"); }
+};
+
+TEST_P(CudaKQuants, OneSequenceRunsInThePersistentKernel) {
+  ModelRunner ref(path_, options("ref")), cuda(path_, options("cuda"));
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  cuda.edit = ref.edit = [&](StepInputs& step) { sample_all(step, greedy); };
+  cuda.all_logits(0, {7, 8, 9}, 3);
+  ref.all_logits(0, {7, 8, 9}, 3);
+  const int64_t before = emulated_launches("decode_stream");
+  std::vector<float> got;
+  std::vector<double> want;
+  constexpr int kSteps = 5;
+  for (int32_t i = 0; i < kSteps; ++i) {
+    const std::vector<ModelRunner::Part> parts = {{0, {i * 31 + 5}}};
+    for (const auto& row : cuda.decode(parts)) got.insert(got.end(), row.begin(), row.end());
+    for (const auto& row : ref.decode(parts)) want.insert(want.end(), row.begin(), row.end());
+  }
+  if (!on_gpu()) {
+    EXPECT_EQ(emulated_launches("decode_stream") - before, kSteps);
+  }
+  std::printf("nmse %s, K-quants: %.2e\n", GetParam(), nmse(got, want));
+  EXPECT_LE(nmse(got, want), 5e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaKQuants,
+                         testing::Values("llama_q4_k_m", "llama_q5_k_m", "llama_q4_1"),
+                         [](const auto& info) { return std::string(info.param); });
+
 // Weights that are read as FP8: as far from the reference as FP8 is, and not farther.
 TEST(CudaStreamPlan, Fp8WeightsAreCloseToTheReference) {
   const std::string path = model_path("llama_bf16");

@@ -8,7 +8,8 @@
 namespace tokamak::cuda {
 
 // Parameters of a kernel.
-// kGroup_: query heads per key/value head, rounded up to a power of two. kType_: of all weights.
+// kGroup_: query heads per key/value head, rounded up to a power of two. kType_: of all weights,
+// decode_kernel_type().
 // kBatch_: 1 or kMaxBatch.
 template <int kHead_, int kGroup_, int kBatch_, DecodeWeight kType_, int kSlots, int kProducers>
 struct DecodeConfig : RingConfig<kDecodeWarps, kSlots, decode_chunk_room(kType_), kProducers> {
@@ -235,7 +236,7 @@ struct MatvecWork {
   // shared memory; that of several is in registers, which hold one or two parts.
   template <class C>
   __device__ static bool part_major(const DecodeInstruction& in) {
-    return !C::kSingle && in.parts > (in.type == DecodeWeight::kQ4 ? 1 : 2);
+    return !C::kSingle && in.parts > (decode_four_bits(in.type) ? 1 : 2);
   }
 };
 

@@ -32,7 +32,7 @@ class InputReader {
     return __ldg(reinterpret_cast<const uint4*>(static_cast<const Bf16*>(in_.gains) + element));
   }
   // What the tensor cores take, of eight values; `gains` and the sum of squares only with kNorm.
-  // kQ8, kQ4: see quantize(), all lanes of a segment have to call it together.
+  // Integers: see quantize(), all lanes of a segment have to call it together.
   template <bool kNorm>
   __device__ __forceinline__ uint4 convert(uint4 v, uint4 gains, float& squares,
                                            float& scale) const {
@@ -40,7 +40,7 @@ class InputReader {
                    restore2(v.w, mask_));
     constexpr bool kLarge = kType == DecodeWeight::kFp8 && !C::kSingle;
     constexpr uint32_t kShift = kLarge ? kFp8InputShift : 0;
-    if constexpr (!kNorm && !kIntegers<kType>)
+    if constexpr (!kNorm && !decode_integers(kType))
       return make_uint4(v.x + kShift, v.y + kShift, v.z + kShift, v.w + kShift);
     float2 x[4] = {unpack2(v.x), unpack2(v.y), unpack2(v.z), unpack2(v.w)};
     if constexpr (kNorm) {
@@ -52,7 +52,7 @@ class InputReader {
         x[i] = make_float2(x[i].x * g[i].x * kScale, x[i].y * g[i].y * kScale);
       }
     }
-    if constexpr (kIntegers<kType>) return quantize(x, scale);
+    if constexpr (decode_integers(kType)) return quantize(x, scale);
     return make_uint4(pack2(x[0].x, x[0].y), pack2(x[1].x, x[1].y), pack2(x[2].x, x[2].y),
                       pack2(x[3].x, x[3].y));
   }
@@ -69,7 +69,7 @@ class InputReader {
     constexpr float kMost = 127 * 128;
     const float inverse = __fdividef(kMost, most);
     // Weights of four bits are multiplied by 16 (decode_weights.cuh).
-    scale = most * (kType == DecodeWeight::kQ4 ? 1 / (16 * kMost) : 1 / kMost);
+    scale = most * (decode_four_bits(kType) ? 1 / (16 * kMost) : 1 / kMost);
     uint4 out;
     quantize4(x[0], x[1], inverse, out.x, out.z);
     quantize4(x[2], x[3], inverse, out.y, out.w);
@@ -99,7 +99,7 @@ class InputReader {
 template <DecodeWeight kType>
 __device__ __forceinline__ void put_staged(uint4* to, float* scales, int element, uint4 x,
                                            float scale) {
-  if constexpr (kIntegers<kType>) {
+  if constexpr (decode_integers(kType)) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     auto* planes = reinterpret_cast<uint2*>(to + element / 32 * 4);
     planes[lane % 4] = make_uint2(x.x, x.y);
@@ -271,7 +271,7 @@ class BatchInput {
     else
       convert_all<false>(parts, gains);
     if constexpr (kType == DecodeWeight::kF16) scale_to_half(parts);
-    if constexpr (kIntegers<kType> || kType == DecodeWeight::kF16) __syncwarp();
+    if constexpr (decode_integers(kType) || kType == DecodeWeight::kF16) __syncwarp();
     if (!norm_) return;
     float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
     squares += __shfl_xor_sync(kAllLanes, squares, 2);
@@ -280,7 +280,7 @@ class BatchInput {
 
   // The scales of this lane's columns of the tensor cores.
   __device__ __forceinline__ float2 scale(int place) const {
-    if constexpr (!kIntegers<kType>) return make_float2(1, 1);
+    if constexpr (!decode_integers(kType)) return make_float2(1, 1);
     return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];
   }
 
@@ -319,7 +319,7 @@ class BatchInput {
       uint4 v = reader_.template convert<kNorm>(x[i], gains, squares, scale);
       x[i] = mine_ ? v : make_uint4(0, 0, 0, 0);
       squares_ += squares;
-      if (kIntegers<kType> && t_.lane % 4 == 0) scales_[i][t_.lane / 4] = scale;
+      if (decode_integers(kType) && t_.lane % 4 == 0) scales_[i][t_.lane / 4] = scale;
     }
   }
   // With two parts each has eight places, with one it has all.

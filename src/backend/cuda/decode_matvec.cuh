@@ -36,7 +36,7 @@ struct OutputPlace {
   }
 };
 
-template <class C>
+template <class C, DecodeWeight kType>
 class DecodeMatvec {
  public:
   __device__ DecodeMatvec(DecodeThread<C>& t, const DecodeInstruction& in)
@@ -58,7 +58,6 @@ class DecodeMatvec {
   }
 
  private:
-  static constexpr DecodeWeight kType = C::kType;
   static constexpr int kTileRows = decode_tile_rows(kType);
   static constexpr int kRounds = C::kSingle ? 1 : 2;  // most of OutputPlace::rounds
 
@@ -184,13 +183,13 @@ class DecodeMatvec {
       weights.add_pair(
           acc[k % 2 * 2], acc[k % 2 * 2 + 1], s, both,
           [&](int i) { return single_input(x + (s + (i ^ swap)) * 4); },
-          [&](int i) { return make_float2(kIntegers<kType> ? scales[s + i] : 1, 1); });
+          [&](int i) { return make_float2(decode_integers(kType) ? scales[s + i] : 1, 1); });
     }
   }
 
   // A lane's input of a segment.
   __device__ __forceinline__ uint4 single_input(const uint4* segment) const {
-    if constexpr (!kIntegers<kType>) return segment[t_.lane % 4];
+    if constexpr (!decode_integers(kType)) return segment[t_.lane % 4];
     uint2 v = reinterpret_cast<const uint2*>(segment)[t_.lane / 4 % 2 * 4 + t_.lane % 4];
     return make_uint4(v.x, v.y, 0, 0);
   }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cuda/decode_segments.h"
 #include "base/error.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -39,7 +41,42 @@ struct SourceRow {
 
 size_t row_bytes(DecodeWeight type, size_t width) {
   if (type == DecodeWeight::kFp8) return width;
+  if (type == DecodeWeight::kK4) return dtype_bytes(DType::kQ4_K, static_cast<int64_t>(width));
+  if (type == DecodeWeight::kK8) return dtype_bytes(DType::kQ6_K, static_cast<int64_t>(width));
   return width / kBlock * (type == DecodeWeight::kQ8 ? 34 : 18);
+}
+
+struct HostHalf {
+  static float value(uint16_t bits) { return f16_to_f32(bits); }
+  static uint16_t bits(float x) { return f32_to_f16(x); }
+  static float mul(float a, float b) { return a * b; }
+};
+
+// 16 rows of one segment of kK4 or kK8.
+void pack_k_segment(DecodeWeight type, const SourceRow* rows, size_t s, size_t segment,
+                    size_t segments, uint8_t* to) {
+  const bool eight = type == DecodeWeight::kK8;
+  for (size_t row = 0; row < 16; ++row) {
+    if (!rows[row].bytes) continue;
+    const SegmentReader<HostHalf> reader(eight ? DType::kQ6_K : DType::kQ4_K, rows[row].bytes,
+                                         static_cast<int64_t>(segment));
+    for (size_t e = 0; e < kBlock; ++e) {
+      const size_t lane = row % 8 * 4 + e / 8, low = row / 8, i = e % 8;
+      const auto number = static_cast<uint8_t>(reader.number(static_cast<int>(e)));
+      if (eight) {
+        to[s * 512 + lane * 16 + low * 8 + i] = number;
+      } else {
+        uint8_t& byte = to[s / 2 * 512 + lane * 16 + s % 2 * 8 + low * 4 + i % 4];
+        byte = static_cast<uint8_t>(byte | (number & 15) << (i < 4 ? 0 : 4));
+      }
+    }
+    const uint16_t halves[] = {reader.scale[0], eight ? reader.scale[1] : reader.offset,
+                               reader.offset};
+    const size_t count = eight ? 3 : 2;
+    uint8_t* scales = to + segments * static_cast<size_t>(decode_number_bytes(type)) +
+                      (s * 8 + row % 8) * count * 4 + row / 8 * 2;
+    for (size_t i = 0; i < count; ++i) std::memcpy(scales + i * 4, &halves[i], sizeof halves[i]);
+  }
 }
 
 // 16 rows of one segment. `to`: the chunk, `s`: segment of the chunk, `element`: its first.
@@ -96,6 +133,10 @@ void pack_tiles(DecodeWeight type, const void* source, int rows, int width, int 
     std::fill_n(to, tile_bytes, uint8_t{0});
     for (size_t s = 0; s < chunks * segments; ++s) {
       uint8_t* chunk = to + s / segments * chunk_bytes;
+      if (type == DecodeWeight::kK4 || type == DecodeWeight::kK8) {
+        pack_k_segment(type, of_tile, s % segments, s, segments, chunk);
+        continue;
+      }
       pack_segment(type, of_tile, s % segments, s * kBlock, chunk);
       if (type == DecodeWeight::kFp8) continue;
       uint8_t* scales = chunk + segments * (type == DecodeWeight::kQ4 ? 256 : 512);

@@ -9,7 +9,9 @@
 //           word are in order for Q8_0, and elements 0, 2, 1, 3 for FP8.
 //   Q4_0:   16 bytes per lane and two segments; a word has the eight elements of a row less 8, in
 //           two's complement: byte i has element i in its lower half, element i + 4 in its upper.
-//   scales: of Q8_0 and Q4_0, halves, [segment, row % 8, row / 8].
+//   kK4, kK8: numbers as those of Q4_0 and Q8_0 are.
+//   scales: of Q8_0 and Q4_0, halves, [segment, row % 8, row / 8]; of kK4 [segment, row % 8, 2,
+//           row / 8] with the offset as the second of two, of kK8 as the third of three.
 #include <cstddef>
 #include <cstdint>
 
@@ -20,8 +22,8 @@ namespace tokamak::cuda {
 // Bytes of packed weights. Throws kUnsupported for a width that does not fall into parts.
 size_t packed_bytes(DecodeWeight type, int rows, int width);
 // Packs tiles [first, end) to their places in `out`, which holds packed_bytes(). `source`: kFp8:
-// bytes [rows, width]; kQ8, kQ4: blocks of GGUF's Q8_0 and Q4_0. Different tiles can be packed by
-// different threads.
+// bytes [rows, width]; kQ8, kQ4: blocks of GGUF's Q8_0 and Q4_0; kK4, kK8: of Q4_K and Q6_K.
+// Different tiles can be packed by different threads.
 void pack_tiles(DecodeWeight type, const void* source, int rows, int width, int first, int end,
                 uint8_t* out);
 constexpr int packed_tiles(int rows) { return (rows + 15) / 16; }

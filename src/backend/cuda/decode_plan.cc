@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
+#include "backend/cuda/decode_segments.h"
 #include "backend/cuda/kernels.h"
 #include "ops/attend.h"
 
@@ -259,11 +261,33 @@ DecodeWeight product_type(const WeightEntry& entry) {
   refuse("{} weights ({})", dtype_name(entry.dtype), entry.name);
 }
 
+// Block formats that are not read as they are, and mixtures, are packed as kK4 and kK8.
+bool takes_segments(const PlanSet& plans, const PlannedDecoder& decoder) {
+  if (!std::getenv("TOKAMAK_CUDA_K_QUANTS")) return false;  // it has not run on a GPU yet
+  const DType first = plans.weights.at(decoder.layers[0].out).dtype;
+  bool mixed = !streamed_type(first), segments = true;
+  for (const PlannedLayer& l : decoder.layers)
+    for (uint32_t w : l.products()) {
+      const DType type = plans.weights.at(w).dtype;
+      mixed = mixed || type != first;
+      segments = segments && segments_of(type) != DecodeWeight::kBf16;
+    }
+  return mixed && segments;
+}
+
 // Files with Q4_0 weights usually have a head of Q6_K.
 void set_types(const PlanSet& plans, PlannedDecoder& decoder) {
   const WeightEntry& head = plans.weights.at(decoder.head);
+  if (takes_segments(plans, decoder)) {
+    decoder.type = DecodeWeight::kK4;
+    if (segments_of(head.dtype) != DecodeWeight::kBf16) {
+      decoder.head_type = matrix_type(plans, decoder.type, {decoder.head});
+      return;
+    }
+  }
   decoder.expands_head = !streamed_type(head.dtype) && is_expandable(head.dtype);
   decoder.head_type = decoder.expands_head ? DecodeWeight::kBf16 : product_type(head);
+  if (decoder.type == DecodeWeight::kK4) return;
   decoder.type = product_type(plans.weights.at(decoder.layers[0].out));
   for (const PlannedLayer& l : decoder.layers)
     for (uint32_t w : l.products())
@@ -279,11 +303,26 @@ void read_as_fp8(PlannedDecoder& decoder) {
     decoder.head_type = DecodeWeight::kFp8;
 }
 
-DecoderWeights product_types(const PlannedDecoder& decoder) {
+DecodeWeight matrix_type(const PlanSet& plans, DecodeWeight kernel,
+                         const std::vector<uint32_t>& parts) {
+  if (kernel != DecodeWeight::kK4) return kernel;
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](uint32_t w) {
+                       return segments_of(plans.weights.at(w).dtype) == DecodeWeight::kK4;
+                     })
+             ? DecodeWeight::kK4
+             : DecodeWeight::kK8;
+}
+
+DecoderWeights product_types(const PlanSet& plans, const PlannedDecoder& decoder) {
   DecoderWeights types;
-  types.layers.resize(decoder.layers.size());
-  for (LayerWeights& l : types.layers)
-    for (DecodeMatrix* m : {&l.qkv, &l.out, &l.gate_up, &l.down}) m->type = decoder.type;
+  for (const PlannedLayer& l : decoder.layers) {
+    LayerWeights& to = types.layers.emplace_back();
+    to.qkv.type = matrix_type(plans, decoder.type, {l.q, l.k, l.v});
+    to.out.type = matrix_type(plans, decoder.type, {l.out});
+    to.gate_up.type = matrix_type(plans, decoder.type, {l.gate, l.up});
+    to.down.type = matrix_type(plans, decoder.type, {l.down});
+  }
   types.head.type = decoder.head_type;
   return types;
 }

@@ -25,7 +25,7 @@ struct PlannedLayer {
 };
 struct PlannedDecoder {
   DecoderShape shape;
-  DecodeWeight type = DecodeWeight::kBf16;  // of the layers; set by find_streamed()
+  DecodeWeight type = DecodeWeight::kBf16;  // of the kernel of the layers; set by find_streamed()
   DecodeWeight head_type = DecodeWeight::kBf16;
   bool expands_head = false;  // it is kept as bf16, too: the kernel does not read its type
   uint32_t embedding = kNoWeight, final_norm = kNoWeight, head = kNoWeight, frequencies = kNoWeight;
@@ -36,8 +36,12 @@ struct PlannedDecoder {
 // bf16 weights of its products become FP8. One type for all of them is also one launch.
 void read_as_fp8(PlannedDecoder& decoder);
 
+// How the kernel takes a product of these weights, which are concatenated: kK8 where one of them
+// has more than four bits.
+DecodeWeight matrix_type(const PlanSet& plans, DecodeWeight kernel,
+                         const std::vector<uint32_t>& parts);
 // Types of the decoder's products without their weights, for DecodeStream::check_fits().
-DecoderWeights product_types(const PlannedDecoder& decoder);
+DecoderWeights product_types(const PlanSet& plans, const PlannedDecoder& decoder);
 
 // Nothing where a plan is no such decoder; `why` then says what was found instead. Its weights may
 // have any type.

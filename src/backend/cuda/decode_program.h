@@ -52,6 +52,8 @@ enum class DecodeWeight : uint16_t {
   kQ8,    // Q8_0: blocks of 32 with a half as scale
   kQ4,    // Q4_0: likewise
   kF16,   // like kBf16
+  kK4,    // four bits; blocks of 32 with a scale and an offset (decode_segments.h)
+  kK8,    // eight bits; likewise, with a scale for each half of a block
 };
 
 // How a kMatvec reads its input and what it does with its sums.
@@ -83,33 +85,52 @@ struct DecodeInstruction {
 TK_HOST_DEVICE constexpr bool decode_16_bits(DecodeWeight type) {
   return type == DecodeWeight::kBf16 || type == DecodeWeight::kF16;
 }
+// Chunks of up to 16 segments of 32 elements, not eight.
+TK_HOST_DEVICE constexpr bool decode_four_bits(DecodeWeight type) {
+  return type == DecodeWeight::kQ4 || type == DecodeWeight::kK4;
+}
+TK_HOST_DEVICE constexpr bool decode_integers(DecodeWeight type) {
+  return decode_four_bits(type) || type == DecodeWeight::kQ8 || type == DecodeWeight::kK8;
+}
+// The type that a kernel is made for; it takes all weights of that type.
+TK_HOST_DEVICE constexpr DecodeWeight decode_kernel_type(DecodeWeight type) {
+  return type == DecodeWeight::kK8 ? DecodeWeight::kK4 : type;
+}
+// Bytes of the numbers and of the scales of a packed segment: 16 rows of 32 elements.
+TK_HOST_DEVICE constexpr int decode_number_bytes(DecodeWeight type) {
+  return decode_four_bits(type) ? 256 : 512;
+}
+TK_HOST_DEVICE constexpr int decode_scale_bytes(DecodeWeight type) {
+  switch (type) {
+    case DecodeWeight::kQ8:
+    case DecodeWeight::kQ4:
+      return 32;
+    case DecodeWeight::kK4:
+      return 64;
+    case DecodeWeight::kK8:
+      return 96;
+    default:
+      return 0;
+  }
+}
 // Rows of a tile: what a block works on at a time.
 TK_HOST_DEVICE constexpr int decode_tile_rows(DecodeWeight type) {
   return decode_16_bits(type) ? 8 : 16;
 }
 // Bytes of one consumer's chunk: 16 bits: one row of a part; else 16 rows of an eighth of a part.
 TK_HOST_DEVICE constexpr int decode_chunk_bytes(DecodeWeight type, int part_width) {
-  int segments = part_width / 256;  // of 32 elements
-  switch (type) {
-    case DecodeWeight::kBf16:
-    case DecodeWeight::kF16:
-      return part_width * 2;
-    case DecodeWeight::kFp8:
-      return segments * 512;
-    case DecodeWeight::kQ8:
-      return segments * (512 + 32);
-    default:
-      return segments * (256 + 32);
-  }
+  if (decode_16_bits(type)) return part_width * 2;
+  return part_width / 256 * (decode_number_bytes(type) + decode_scale_bytes(type));
 }
 // Bytes that a chunk may have: a multiple of 128, or copies to every second chunk are slow.
 TK_HOST_DEVICE constexpr int decode_chunk_room(DecodeWeight type) {
+  if (decode_kernel_type(type) == DecodeWeight::kK4) return 5120;
   return type == DecodeWeight::kQ4 ? 4608 : type == DecodeWeight::kQ8 ? 4352 : 4096;
 }
 // The fewest equal parts of a width whose chunks fit in the ring; 0 where there are none. The eight
 // consumers divide the segments of a part among them; those of packed weights get equal shares.
 TK_HOST_DEVICE constexpr int decode_parts(DecodeWeight type, int width) {
-  const int unit = decode_16_bits(type) ? 32 : type == DecodeWeight::kQ4 ? 512 : 256;
+  const int unit = decode_16_bits(type) ? 32 : decode_four_bits(type) ? 512 : 256;
   for (int parts = 1; parts <= width / unit; ++parts)
     if (width % (parts * unit) == 0 &&
         decode_chunk_bytes(type, width / parts) <= decode_chunk_room(type))

@@ -29,7 +29,7 @@ int attend_bytes(const DecoderShape& shape, int batch) {
 int matvec_bytes(const DecoderShape& shape, int batch, DecodeWeight type) {
   if (batch > 1) return 2 * 4 * kDecodeWarps * 128 * 4 + kDecodeWarps * 16 * kMaxBatch * 4;
   int widest = std::max({shape.hidden, shape.mlp, shape.heads * shape.head_dim});
-  int scales = type == DecodeWeight::kQ8 || type == DecodeWeight::kQ4 ? widest / 32 * 4 : 0;
+  int scales = decode_integers(type) ? widest / 32 * 4 : 0;
   return 2 * 4 * kDecodeWarps * 16 * 4 + kMaxBatch * 4 + widest * 2 + scales;
 }
 
@@ -37,7 +37,7 @@ int matvec_bytes(const DecoderShape& shape, int batch, DecodeWeight type) {
 
 // Measured: the fewer bytes a step reads, the more it waits for values instead of weights.
 int DecodeVariant::in_flight(const DecoderShape& shape) const {
-  if (type == DecodeWeight::kQ4) return 4;
+  if (decode_four_bits(type)) return 4;
   if (batch > 1) return 6;
   const bool small = shape.hidden <= 2048;
   if (decode_16_bits(type)) return small ? 6 : 8;
@@ -45,7 +45,7 @@ int DecodeVariant::in_flight(const DecoderShape& shape) const {
 }
 
 std::string DecodeVariant::name() const {
-  constexpr const char* kTypes[] = {"bf16", "fp8", "q8", "q4", "f16"};
+  constexpr const char* kTypes[] = {"bf16", "fp8", "q8", "q4", "f16", "k"};
   return fmt::format("decode_{}_{}_{}_{}_{}_{}", batch > 1 ? "batch" : "one",
                      kTypes[static_cast<int>(type)], head_dim, group, slots, producers);
 }
@@ -55,11 +55,12 @@ DecodeVariant DecodeVariant::of(const DecoderShape& shape, int batch, DecodeWeig
   v.head_dim = shape.head_dim;
   v.group = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads)));
   v.batch = batch > 1 ? kMaxBatch : 1;
-  v.type = type;
+  v.type = decode_kernel_type(type);
   v.group = v.head_dim == 64 ? 8 : std::max(2, v.group);
   const bool wide = v.head_dim == 128 && v.group == 8;  // sums of eight heads take more room
   const bool blocks = type == DecodeWeight::kQ8 || type == DecodeWeight::kQ4;
   v.slots = v.batch > 1 ? (wide ? 4 : 5) : (wide || blocks ? 5 : 6);
+  if (v.type == DecodeWeight::kK4) v.slots = 4;
   return v;
 }
 
@@ -105,7 +106,7 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
     int parts = decode_parts(m.type, width);
     if (width <= 0 || parts == 0) return false;
     // Inputs of several sequences that do not fit in registers: all sums of a block have to.
-    bool held = parts <= (m.type == DecodeWeight::kQ4 ? 1 : 2);
+    bool held = parts <= (decode_four_bits(m.type) ? 1 : 2);
     return max_batch == 1 || held || tiles(m, rows) <= 4;
   };
   require(max_batch >= 1 && max_batch <= kMaxBatch, "1 to 8 sequences");
@@ -121,10 +122,10 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
     require(fits(l.qkv, s.qkv_rows(), s.hidden) && fits(l.gate_up, 2 * s.mlp, s.hidden) &&
                 fits(l.out, s.hidden, s.heads * s.head_dim) && fits(l.down, s.hidden, s.mlp),
             widths);
-    const DecodeWeight type = w.layers[0].out.type;
-    require(
-        l.qkv.type == type && l.out.type == type && l.gate_up.type == type && l.down.type == type,
-        "layers of one weight type");
+    const DecodeWeight type = decode_kernel_type(w.layers[0].out.type);
+    for (const DecodeMatrix* m : {&l.qkv, &l.out, &l.gate_up, &l.down})
+      require(decode_kernel_type(m->type) == type, "layers of one weight type");
+    require(type != DecodeWeight::kK4 || max_batch == 1, "one sequence where weights are K-quants");
     const bool packed = !decode_16_bits(type);
     require(tiles(l.out, s.hidden) <= (packed && max_batch > 1 ? 8 : 16), "a smaller hidden size");
   }

@@ -108,6 +108,13 @@ __device__ void choose_tokens(DecodeThread<C>& t) {
   if (t.block == 0) collect_blocks(t, tag);
 }
 
+template <class C>
+__device__ __forceinline__ bool multiply(DecodeThread<C>& t, const DecodeInstruction& in) {
+  if constexpr (C::kType == DecodeWeight::kK4)
+    if (in.type == DecodeWeight::kK8) return DecodeMatvec<C, DecodeWeight::kK8>(t, in).run();
+  return DecodeMatvec<C, C::kType>(t, in).run();
+}
+
 // False when the step is dead.
 template <class C>
 __device__ __forceinline__ bool consume(DecodeThread<C>& t) {
@@ -118,7 +125,7 @@ __device__ __forceinline__ bool consume(DecodeThread<C>& t) {
     t.index = k;
     t.mark(kBegin);
     if (in.op == DecodeOp::kMatvec) {
-      if (!DecodeMatvec<C>(t, in).run()) return false;
+      if (!multiply(t, in)) return false;
     } else if (in.op == DecodeOp::kAttend) {
       if (!DecodeAttend<C>(t, in).run()) return false;
     } else {
@@ -200,13 +207,15 @@ __device__ __forceinline__ void decode_step(const DecodeLaunch& launch) {
                    2)                                                                              \
   TK_DECODE_KERNEL(decode_batch_##tag##_##head##_##group##_##batch_slots##_2, head, group,         \
                    tokamak::cuda::kMaxBatch, type, batch_slots, 2)
-// Slots of 16-bit and 8-bit weights, of Q8_0 and Q4_0, and of several sequences.
+// Slots of 16-bit and 8-bit weights, of Q8_0 and Q4_0, and of several sequences. Chunks of
+// K-quants are larger: there is room for four; of several sequences registers would not suffice.
 #define TK_DECODE_STREAM(head, group, slots, block_slots, batch_slots) \
   TK_DECODE_TYPE(bf16, kBf16, head, group, slots, batch_slots)         \
   TK_DECODE_TYPE(f16, kF16, head, group, slots, batch_slots)           \
   TK_DECODE_TYPE(fp8, kFp8, head, group, slots, batch_slots)           \
   TK_DECODE_TYPE(q8, kQ8, head, group, block_slots, batch_slots)       \
-  TK_DECODE_TYPE(q4, kQ4, head, group, block_slots, batch_slots)
+  TK_DECODE_TYPE(q4, kQ4, head, group, block_slots, batch_slots)       \
+  TK_DECODE_KERNEL(decode_one_k_##head##_##group##_4_2, head, group, 1, kK4, 4, 2)
 
 TK_DECODE_STREAM(128, 2, 6, 5, 5)
 TK_DECODE_STREAM(128, 4, 6, 5, 5)

@@ -83,13 +83,53 @@ __device__ __forceinline__ void add_integers(float (&acc)[4], uint4 a, uint4 x,
 }
 constexpr uint32_t kUpperBits = 0xf0f0f0f0u;  // a 4-bit number there is 16 times as large
 
-template <DecodeWeight kType>
-constexpr bool kIntegers = kType == DecodeWeight::kQ8 || kType == DecodeWeight::kQ4;
+// What a product of integers stands for, as a lane has it: of one sequence in two of the four.
+template <bool kSingle>
+struct IntegerProduct {
+  int high[4] = {}, low[4] = {};
+  __device__ __forceinline__ void add(uint4 a, uint4 x) {
+    mma_int8(high, a, x.x, x.y);
+    if constexpr (!kSingle) mma_int8(low, a, x.z, x.w);
+  }
+  __device__ __forceinline__ float value(int i) const {
+    return static_cast<float>(kSingle ? high[i] * 128 + high[i + 1] : high[i] * 128 + low[i]);
+  }
+};
+__device__ __forceinline__ float2 two_halves(uint32_t v) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&v));
+}
+// The scales of a segment as two halves each, of rows lane / 4 and lane / 4 + 8. Elements 16 to 31
+// are those of lanes 2 and 3 of four. kUnit: what a number of one is.
+struct SegmentScales {
+  uint32_t first, second, offset;
+};
+template <bool kSingle, bool kHalves, uint32_t kUnit>
+__device__ __forceinline__ void add_segment(float (&acc)[4], uint4 a, uint4 x, SegmentScales s,
+                                            float2 input_scales) {
+  const bool upper = kHalves && threadIdx.x % 4 >= 2;
+  const uint4 none = make_uint4(0, 0, 0, 0);
+  float sums[4] = {};
+  // One product after the other: of several sequences registers are scarce.
+  auto add = [&](uint4 numbers, uint4 input, uint32_t scales) {
+    IntegerProduct<kSingle> product;
+    product.add(numbers, input);
+    const float2 scale = two_halves(scales);
+#pragma unroll
+    for (int i = 0; i < 4; i += kSingle ? 2 : 1)
+      sums[i] = fmaf(i < 2 ? scale.x : scale.y, product.value(i), sums[i]);
+  };
+  add(make_uint4(kUnit, kUnit, kUnit, kUnit), x, s.offset);
+  add(a, upper ? none : x, s.first);
+  if constexpr (kHalves) add(a, upper ? x : none, s.second);
+#pragma unroll
+  for (int i = 0; i < 4; i += kSingle ? 2 : 1)
+    acc[i] = fmaf(!kSingle && i % 2 ? input_scales.y : input_scales.x, sums[i], acc[i]);
+}
 
 // Where a lane finds its weights of a tile.
 template <class C, DecodeWeight kType>
 struct LaneWeights {
-  static constexpr int kMostSegments = kType == DecodeWeight::kQ4 ? 16 : 8;  // of a chunk
+  static constexpr int kMostSegments = decode_four_bits(kType) ? 16 : 8;  // of a chunk
   const uint4* data;
   const uint32_t* scales;
   // chunk: the first of all consumers for 16 bits, else this one's.
@@ -100,8 +140,10 @@ struct LaneWeights {
              lane % 4;
     } else {
       data = reinterpret_cast<const uint4*>(chunk) + lane;
-      constexpr int kSegment = kType == DecodeWeight::kQ4 ? 256 : 512;
-      scales = reinterpret_cast<const uint32_t*>(chunk + work.segments * kSegment) + lane / 4;
+      constexpr int kWords = decode_scale_bytes(kType) / 32;  // of a row and the one 8 further
+      scales =
+          reinterpret_cast<const uint32_t*>(chunk + work.segments * decode_number_bytes(kType)) +
+          lane / 4 * kWords;
     }
   }
   // With one sequence and 16 bits, lanes of odd rows take a pair of segments in the other order:
@@ -115,16 +157,10 @@ struct LaneWeights {
   template <class Input, class Scale>
   __device__ __forceinline__ void add_pair(float (&a)[4], float (&b)[4], int s, bool both,
                                            Input input, Scale scale) const {
-    if constexpr (kType == DecodeWeight::kQ4) {
+    if constexpr (decode_four_bits(kType)) {
       uint4 w = data[s / 2 * 32];
-      add_integers<C::kSingle>(a,
-                               make_uint4(w.x << 4 & kUpperBits, w.y << 4 & kUpperBits,
-                                          w.x & kUpperBits, w.y & kUpperBits),
-                               input(0), scales[s * 8], scale(0));
-      add_integers<C::kSingle>(b,
-                               make_uint4(w.z << 4 & kUpperBits, w.w << 4 & kUpperBits,
-                                          w.z & kUpperBits, w.w & kUpperBits),
-                               input(1), scales[s * 8 + 8], scale(1));
+      add_four_bits(a, w.x, w.y, s, input(0), scale(0));
+      add_four_bits(b, w.z, w.w, s + 1, input(1), scale(1));
     } else {
       add_one(a, s + swap(both), input(0), scale(0));
       if (both) add_one(b, s + 1 - swap(both), input(1), scale(1));
@@ -132,6 +168,17 @@ struct LaneWeights {
   }
 
  private:
+  __device__ __forceinline__ void add_four_bits(float (&acc)[4], uint32_t row, uint32_t other,
+                                                int s, uint4 x, float2 scale) const {
+    const uint4 w = make_uint4(row << 4 & kUpperBits, other << 4 & kUpperBits, row & kUpperBits,
+                               other & kUpperBits);
+    if constexpr (kType == DecodeWeight::kQ4) {
+      add_integers<C::kSingle>(acc, w, x, scales[s * 8], scale);
+    } else {
+      const uint2 v = *reinterpret_cast<const uint2*>(scales + s * 16);
+      add_segment<C::kSingle, false, 0x10101010u>(acc, w, x, {v.x, 0, v.y}, scale);
+    }
+  }
   __device__ __forceinline__ void add_one(float (&acc)[4], int s, uint4 x, float2 scale) const {
     if constexpr (decode_16_bits(kType))
       add_16_bits<kType == DecodeWeight::kF16>(acc, data[s * 4], x);
@@ -140,6 +187,12 @@ struct LaneWeights {
     if constexpr (kType == DecodeWeight::kQ8) {
       uint4 w = data[s * 32];
       add_integers<C::kSingle>(acc, make_uint4(w.x, w.z, w.y, w.w), x, scales[s * 8], scale);
+    }
+    if constexpr (kType == DecodeWeight::kK8) {
+      uint4 w = data[s * 32];
+      const uint32_t* of = scales + s * 24;
+      add_segment<C::kSingle, true, 0x01010101u>(acc, make_uint4(w.x, w.z, w.y, w.w), x,
+                                                 {of[0], of[1], of[2]}, scale);
     }
   }
 };

@@ -44,7 +44,7 @@ LaunchMatch match_stream(const LaunchDesc&, const PlanSet& set, const Plan& plan
   const auto batch = static_cast<int>(std::min<int64_t>(most_of(set, plan, "B"), kMaxBatch));
   try {
     DecodeStream::check_fits(kHopperBlocks, kHopperSharedBytes, decoder->shape,
-                             product_types(*decoder), batch);
+                             product_types(set, *decoder), batch);
   } catch (const Error& e) {
     return refused(e.what());
   }
@@ -98,7 +98,20 @@ double stream_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,
   std::string why;
   const PlannedDecoder decoder = stream_decoder(set, plan, kFp8, why).value();
   DecoderWork work = work_of(set, plan, decoder);
-  if (decoder.expands_head)
+  if (decoder.type == DecodeWeight::kK4) {
+    work.weight_bytes = 0;
+    auto add = [&](const std::vector<uint32_t>& parts) {
+      const DecodeWeight type = matrix_type(set, decoder.type, parts);
+      for (uint32_t w : parts)
+        work.weight_bytes +=
+            matrix_elements(set, w) * (decode_number_bytes(type) + decode_scale_bytes(type)) / 512;
+    };
+    for (const PlannedLayer& l : decoder.layers)
+      for (const std::vector<uint32_t>& parts :
+           {std::vector{l.q, l.k, l.v}, {l.out}, {l.gate, l.up}, {l.down}})
+        add(parts);
+    add({decoder.head});
+  } else if (decoder.expands_head)
     work.weight_bytes += 2 * matrix_elements(set, decoder.head) -
                          static_cast<double>(weight_bytes(set.weights.at(decoder.head)));
   return stream_seconds(work, machine);

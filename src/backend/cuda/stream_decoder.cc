@@ -29,7 +29,7 @@ std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, LaunchKin
   const int most = static_cast<int>(std::min<int64_t>(batch, kMaxBatch));
   // Before anything is allocated.
   DecodeStream::check_fits(model.device.multiprocessors(), model.device.shared_memory_limit(),
-                           decoder->shape, product_types(*decoder), most);
+                           decoder->shape, product_types(model.plans, *decoder), most);
   std::unique_ptr<StreamDecoder> made(new StreamDecoder(model, std::move(*decoder), most));
   made->load();
   return made;
@@ -83,15 +83,18 @@ void StreamDecoder::load() {
     layer.key_gains = vectors({l.key_norm}, {shape.head_dim});
     const int q = shape.heads * shape.head_dim, kv = shape.kv_heads * shape.head_dim;
     layer.qkv_bias = vectors({l.q_bias, l.k_bias, l.v_bias}, {q, kv, kv});
-    layer.qkv = matrix(decoder_.type, {l.q, l.k, l.v}, false);
-    layer.out = matrix(decoder_.type, {l.out}, false);
+    auto packed = [&](const std::vector<uint32_t>& parts, bool alternate) {
+      return matrix(matrix_type(model_.plans, decoder_.type, parts), parts, alternate);
+    };
+    layer.qkv = packed({l.q, l.k, l.v}, false);
+    layer.out = packed({l.out}, false);
     if (decode_16_bits(decoder_.type)) {
-      layer.gate_up = matrix(decoder_.type, {l.gate}, false);
+      layer.gate_up = packed({l.gate}, false);
       layer.up = weights.address(l.up);
     } else {
-      layer.gate_up = matrix(decoder_.type, {l.gate, l.up}, true);
+      layer.gate_up = packed({l.gate, l.up}, true);
     }
-    layer.down = matrix(decoder_.type, {l.down}, false);
+    layer.down = packed({l.down}, false);
     layer.keys = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("k").base);
     layer.values = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("v").base);
   }
@@ -177,7 +180,8 @@ DecodeMatrix StreamDecoder::matrix(DecodeWeight type, const std::vector<uint32_t
     args.source[i] = reinterpret_cast<const uint8_t*>(model_.weights.address(parts[i]));
     args.rows[i] = entry.dims.at(0);
     args.width = entry.dims.at(1);
-    args.type = entry.dtype;
+    args.type[i] = entry.dtype;
+    args.row_bytes[i] = static_cast<int64_t>(dtype_bytes(entry.dtype, args.width));
     bytes += static_cast<size_t>(weight_bytes(entry));
     rows += entry.dims[0];
   }
@@ -186,13 +190,14 @@ DecodeMatrix StreamDecoder::matrix(DecodeWeight type, const std::vector<uint32_t
   out.type = type;
   const int width = static_cast<int>(args.width);
   out.data = packed_.emplace_back(packed_bytes(type, static_cast<int>(rows), width)).address();
-  args.row_bytes = static_cast<int64_t>(dtype_bytes(args.type, args.width));
   args.parts = decode_parts(type, width);
   args.tiles = packed_tiles(static_cast<int>(rows));
   args.to = reinterpret_cast<uint8_t*>(out.data);
   args.alternate = alternate;
   int64_t threads = args.tiles * 16 * (args.width / 32);
-  const char* kernel = "op_pack";
+  const bool segments = decode_kernel_type(type) == DecodeWeight::kK4;
+  args.eight = type == DecodeWeight::kK8;
+  const char* kernel = segments ? "op_pack_segments" : "op_pack";
   if (type == DecodeWeight::kFp8) {
     out.scales = packed_.emplace_back(static_cast<size_t>(rows) * sizeof(float)).address();
     args.scales = reinterpret_cast<float*>(out.scales);

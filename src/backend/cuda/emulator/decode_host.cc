@@ -30,9 +30,9 @@ struct HostWeights {
       const uint16_t bits = matrix[static_cast<int64_t>(row) * in.width + e];
       return in.type == DecodeWeight::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
-    const bool four = in.type == DecodeWeight::kQ4, fp8 = in.type == DecodeWeight::kFp8;
+    const bool four = decode_four_bits(in.type), fp8 = in.type == DecodeWeight::kFp8;
     const int segments = in.width / in.parts / 256;
-    const int chunk_bytes = segments * (fp8 ? 512 : four ? 288 : 544);
+    const int chunk_bytes = decode_chunk_bytes(in.type, in.width / in.parts);
     const int chunks = in.parts * kDecodeWarps, s = e / 32 % segments, i = e % 32;
     const uint8_t* chunk = bytes + static_cast<int64_t>(row / 16) * chunks * chunk_bytes +
                            static_cast<int64_t>(e / 32 / segments) * chunk_bytes;
@@ -53,9 +53,17 @@ struct HostWeights {
     } else {
       number = static_cast<int8_t>(chunk[s * 512 + lane * 16 + low * 8 + j]);
     }
-    uint16_t scale;
-    std::memcpy(&scale, chunk + segments * (four ? 256 : 512) + (s * 8 + r % 8) * 4 + low * 2, 2);
-    return f16_to_f32(scale) * static_cast<float>(number);
+    const int words = decode_scale_bytes(in.type) / 32;
+    auto half = [&](int word) {
+      uint16_t bits;
+      std::memcpy(&bits,
+                  chunk + segments * decode_number_bytes(in.type) +
+                      ((s * 8 + r % 8) * words + word) * 4 + low * 2,
+                  2);
+      return f16_to_f32(bits);
+    };
+    const float value = half(words == 3 && i >= 16 ? 1 : 0) * static_cast<float>(number);
+    return words == 1 ? value : value + half(words - 1);
   }
 };
 

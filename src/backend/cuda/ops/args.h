@@ -184,11 +184,13 @@ constexpr int kPackSources = 3;
 struct PackArgs {
   const uint8_t* source[kPackSources];
   int64_t rows[kPackSources];
-  int64_t row_bytes, width, parts, tiles;  // tiles of 16 rows, the last filled with zeros
+  int64_t row_bytes[kPackSources];
+  int64_t width, parts, tiles;  // tiles of 16 rows, the last filled with zeros
   uint8_t* to;
-  float* scales;  // op_pack_fp8: one per row
-  DType type;
+  float* scales;             // op_pack_fp8: one per row
+  DType type[kPackSources];  // of op_pack_segments they may differ
   bool alternate;
+  bool eight;  // op_pack_segments: kK8, else kK4
 };
 
 // Rows of weights or of quantised values as bf16. `width` and addresses are multiples of 8 values.

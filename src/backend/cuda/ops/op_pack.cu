@@ -1,11 +1,13 @@
 // Weights in the order of the persistent decode kernel (backend/cuda/decode_pack.h), and as bf16.
+#include "backend/cuda/decode_segments.h"
 #include "backend/cuda/ops/args.h"
 #include "backend/cuda/ops/blocks.cuh"
 
 namespace tokamak::cuda {
 
-TK_DEVICE const uint8_t* pack_source_row(const PackArgs& a, int64_t row) {
-  int source = 0;
+// source: the weight that the row is of.
+TK_DEVICE const uint8_t* pack_source_row(const PackArgs& a, int64_t row, int& source) {
+  source = 0;
   if (a.alternate) {
     source = static_cast<int>(row % 2);
     row /= 2;
@@ -13,7 +15,7 @@ TK_DEVICE const uint8_t* pack_source_row(const PackArgs& a, int64_t row) {
     while (source < kPackSources && row >= a.rows[source]) row -= a.rows[source++];
   }
   if (source == kPackSources || row >= a.rows[source]) return nullptr;  // after the last
-  return a.source[source] + row * a.row_bytes;
+  return a.source[source] + row * a.row_bytes[source];
 }
 
 // Element i of four bits, of a block of q4_0, less 8 in two's complement.
@@ -28,8 +30,9 @@ TK_KERNEL(op_pack, PackArgs, kElementThreads) {
   int64_t blocks = a.width / 32;
   if (i >= a.tiles * kTileRows * blocks) return;
   int64_t row = i / blocks, segment = i % blocks;
-  bool four = a.type == DType::kQ4_0;
-  const uint8_t* source = pack_source_row(a, row);
+  bool four = a.type[0] == DType::kQ4_0;
+  int which;
+  const uint8_t* source = pack_source_row(a, row, which);
   const uint8_t* block = source ? source + segment * (four ? 18 : 34) : nullptr;
   int64_t segments = blocks / (a.parts * kConsumers), bytes = segments * (four ? 256 : 512);
   uint8_t* chunk = a.to + row / kTileRows * (a.parts * kConsumers * (bytes + segments * 32)) +
@@ -51,6 +54,50 @@ TK_KERNEL(op_pack, PackArgs, kElementThreads) {
   }
   uint16_t scale = block ? *reinterpret_cast<const uint16_t*>(block) : uint16_t{0};
   *reinterpret_cast<uint16_t*>(chunk + bytes + (s * 8 + r % 8) * 4 + low * 2) = scale;
+}
+
+struct DeviceHalf {
+  TK_DEVICE static float value(uint16_t bits) { return half_value(bits); }
+  TK_DEVICE static uint16_t bits(float x) { return half_bits(x); }
+  TK_DEVICE static float mul(float a, float b) { return mul_rn(a, b); }
+};
+
+// The same for kK4 and kK8, whatever the blocks are.
+TK_KERNEL(op_pack_segments, PackArgs, kElementThreads) {
+  constexpr int kTileRows = 16, kConsumers = 8;
+  const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x, blocks = a.width / 32;
+  if (i >= a.tiles * kTileRows * blocks) return;
+  const int64_t row = i / blocks, segment = i % blocks;
+  const DecodeWeight type = a.eight ? DecodeWeight::kK8 : DecodeWeight::kK4;
+  const int64_t segments = blocks / (a.parts * kConsumers);
+  const int64_t numbers = segments * decode_number_bytes(type);
+  const int64_t bytes = numbers + segments * decode_scale_bytes(type);
+  uint8_t* chunk = a.to + (row / kTileRows * (a.parts * kConsumers) + segment / segments) * bytes;
+  int which;
+  const uint8_t* source = pack_source_row(a, row, which);
+  if (!source) return;  // zeros
+  const SegmentReader<DeviceHalf> reader(a.type[which], source, segment);
+  const int s = static_cast<int>(segment % segments), r = static_cast<int>(row % kTileRows);
+  for (int lane = 0; lane < 4; ++lane) {
+    uint32_t words[2] = {};
+    for (int j = 0; j < 8; ++j) {
+      const auto number = static_cast<uint32_t>(reader.number(lane * 8 + j));
+      if (a.eight)
+        words[j / 4] |= (number & 255) << j % 4 * 8;
+      else
+        words[0] |= (number & 15) << (j % 4 * 8 + j / 4 * 4);
+    }
+    uint8_t* to = chunk + (r % 8 * 4 + lane) * 16;
+    if (a.eight)
+      *reinterpret_cast<Words2*>(to + s * 512 + r / 8 * 8) = {words[0], words[1]};
+    else
+      *reinterpret_cast<uint32_t*>(to + s / 2 * 512 + s % 2 * 8 + r / 8 * 4) = words[0];
+  }
+  const int each = a.eight ? 3 : 2;  // words of a row and the one eight further
+  auto* scales = reinterpret_cast<uint16_t*>(chunk + numbers) + (s * 8 + r % 8) * each * 2 + r / 8;
+  scales[0] = reader.scale[0];
+  if (a.eight) scales[2] = reader.scale[1];
+  scales[each * 2 - 2] = reader.offset;
 }
 
 TK_DEVICE void expand8(DType type, const uint8_t* row, int64_t at, float (&out)[8]) {
@@ -102,7 +149,8 @@ TK_KERNEL(op_pack_fp8, PackArgs, kElementThreads) {
   const int64_t row = (int64_t{blockIdx.x} * kElementThreads + threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   if (row >= a.tiles * kTileRows) return;
-  const auto* source = reinterpret_cast<const uint16_t*>(pack_source_row(a, row));
+  int which;
+  const auto* source = reinterpret_cast<const uint16_t*>(pack_source_row(a, row, which));
   float most = 0;
   for (int64_t i = lane; i < a.width && source; i += kWarp)
     most = fmaxf(most, fabsf(brain_value(source[i])));
