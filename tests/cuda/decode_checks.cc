@@ -38,6 +38,10 @@ DecoderShape qwen3_1_7b(int layers) {
 constexpr DecodeWeight kTypes[] = {DecodeWeight::kBf16, DecodeWeight::kFp8, DecodeWeight::kQ8,
                                    DecodeWeight::kQ4, DecodeWeight::kF16};
 constexpr const char* kTypeNames[] = {"bf16", "fp8", "q8_0", "q4_0", "f16"};
+// Only of one sequence.
+constexpr std::pair<DecodeWeight, const char*> kSingleTypes[] = {
+    {DecodeWeight::kBf16, "bf16"}, {DecodeWeight::kFp8, "fp8"}, {DecodeWeight::kQ8, "q8_0"},
+    {DecodeWeight::kQ4, "q4_0"},   {DecodeWeight::kF16, "f16"}, {DecodeWeight::kK4, "q4_k, q6_k"}};
 
 std::vector<Case> small_cases() {
   std::vector<Case> cases;
@@ -365,12 +369,14 @@ void check_decode_large(DecodeContext& context) {
 }
 // One sequence alone: every type at the widths of both models, with small vocabularies.
 void check_decode_one(DecodeContext& context) {
-  for (size_t i = 0; i < std::size(kTypes); ++i)
+  for (const auto& [type, type_name] : kSingleTypes)
     for (TestShape t : {TestShape{llama_8b(2)}, TestShape{qwen3_1_7b(2), true}}) {
-      t.type = kTypes[i];
-      t.head_type = t.shape.hidden == 2048 ? DecodeWeight::kBf16 : t.type;
+      t.type = type;
+      t.head_type = t.shape.hidden == 2048      ? DecodeWeight::kBf16
+                    : type == DecodeWeight::kK4 ? DecodeWeight::kK8
+                                                : type;
       t.shape.vocab = 5000;
-      const std::string name = fmt::format("{}, width {}", kTypeNames[i], t.shape.hidden);
+      const std::string name = fmt::format("{}, width {}", type_name, t.shape.hidden);
       check_case({name, t, 512, 3, {}}, context);
       check_repeats(context, name, t, {1});
     }
@@ -383,12 +389,18 @@ void check_decode_tiny(DecodeContext& context) {
     c.model.type = c.model.head_type = kTypes[i];
     check_case(c, context);
   }
+  Case k{"q4_k, q6_k", {shape_of(1, 512, 8, 2, 128, 512, 1000), true, true, 128}, 70, 2, {}};
+  k.model.type = DecodeWeight::kK4;
+  k.model.head_type = DecodeWeight::kK8;
+  check_case(k, context);
 }
 void time_decode_one(DecodeContext& context) {
   for (auto [name, shape] : {std::pair{"8B", llama_8b(32)}, {"1.7B", qwen3_1_7b(28)}})
-    for (size_t i = 0; i < std::size(kTypes); ++i)
-      time_model(fmt::format("{} {}", name, kTypeNames[i]), timing_shape(shape, kTypes[i], 1),
-                 context);
+    for (const auto& [type, type_name] : kSingleTypes) {
+      TestShape t = timing_shape(shape, type, 1);
+      if (type == DecodeWeight::kK4) t.head_type = DecodeWeight::kK8;
+      time_model(fmt::format("{} {}", name, type_name), t, context);
+    }
   TestShape mixed = timing_shape(llama_8b(32), DecodeWeight::kFp8, 1);
   mixed.head_type = DecodeWeight::kBf16;
   time_model("8B fp8, head bf16", mixed, context);

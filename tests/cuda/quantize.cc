@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "reference.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -56,7 +57,23 @@ void quantize_block(bool eight, const float* x, uint8_t* block, float* out) {
 
 }  // namespace
 
+Quantized quantize_k(DType type, const std::vector<float>& values, int rows, int width) {
+  const auto n = static_cast<size_t>(width), row_bytes = dtype_bytes(type, width);
+  Quantized q;
+  q.bytes.resize(static_cast<size_t>(rows) * row_bytes);
+  q.values.resize(values.size());
+  on_all_cores(rows, [&](int r) {
+    const auto row = static_cast<size_t>(r);
+    uint8_t* bytes = q.bytes.data() + row * row_bytes;
+    encode_row(type, values.data() + row * n, bytes, width);
+    decode_row(type, bytes, q.values.data() + row * n, width);
+  });
+  return q;
+}
+
 Quantized quantize(DecodeWeight type, const std::vector<float>& values, int rows, int width) {
+  if (type == DecodeWeight::kK4) return quantize_k(DType::kQ4_K, values, rows, width);
+  if (type == DecodeWeight::kK8) return quantize_k(DType::kQ6_K, values, rows, width);
   const auto n = static_cast<size_t>(width);
   const bool fp8 = type == DecodeWeight::kFp8, eight = type == DecodeWeight::kQ8;
   const size_t block = fp8 ? 32 : eight ? 34 : 18, row_bytes = n / 32 * block;

@@ -68,7 +68,12 @@ TestModel::Piece TestModel::piece(int layer, int which) const {
   int heads = s.heads * s.head_dim;
   auto seed = static_cast<uint32_t>(layer * 16 + which + 1);
   auto matrix = [&](int rows, int width, float gain) {
-    return Piece{{0, matrix_width(width) * gain, seed}, rows, width, config_.type};
+    // As in Q4_K_M, some matrices have more bits.
+    const bool more = config_.type == DecodeWeight::kK4 && which == kDown;
+    return Piece{{0, matrix_width(width) * gain, seed},
+                 rows,
+                 width,
+                 more ? DecodeWeight::kK8 : config_.type};
   };
   switch (which) {
     case kQkv:
@@ -117,10 +122,9 @@ DecodeMatrix TestModel::add_matrix(const Filler& filler, const Piece& piece) {
   if (config_.timing) {
     const int parts = decode_parts(piece.type, piece.width);
     const int chunk = decode_chunk_bytes(piece.type, piece.width / parts);
-    const int block = piece.type == DecodeWeight::kQ4 ? 256 : 512;
-    const int of_data = piece.width / parts / 256 * block;
+    const int of_data = piece.width / parts / 256 * decode_number_bytes(piece.type);
     // Halves 2^-12 and 2^-8: products keep about the size of their input.
-    const uint32_t scale = piece.type == DecodeWeight::kQ4 ? 0x1c001c00u : 0x0c000c00u;
+    const uint32_t scale = decode_four_bits(piece.type) ? 0x1c001c00u : 0x0c000c00u;
     // All ones but the sign are not a number in E4M3.
     const uint32_t mask = piece.type == DecodeWeight::kFp8 ? 0xf7f7f7f7u : 0xffffffffu;
     filler.packed(matrix.data, bytes / 4, chunk / 4, of_data / 4, scale, mask);
