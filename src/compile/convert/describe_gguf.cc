@@ -160,7 +160,12 @@ void write_altup(const ModelConfig& c, KeyWriter& keys) {
 }
 
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
-  if (c.architecture.starts_with("granite")) {
+  if (c.clip_qkv > 0) keys.number("attention.clamp_kqv", c.clip_qkv);
+  if (c.architecture == "minicpm") {
+    keys.number("embedding_scale", c.embedding_scale);
+    keys.number("residual_scale", c.residual_scale);
+    keys.number("logit_scale", 1 / c.logit_scale);
+  } else if (c.architecture.starts_with("granite")) {
     keys.number("embedding_scale", c.embedding_scale);
     keys.number("residual_scale", c.residual_scale);
     keys.number("attention.scale", c.attention_scale);
@@ -288,8 +293,10 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"the norms", a.norm == b.norm && near(a.norm_eps, b.norm_eps) &&
                         a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
                         a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk &&
-                        a.pre_norms == b.pre_norms && a.post_norms == b.post_norms},
-      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp},
+                        a.pre_norms == b.pre_norms && a.post_norms == b.post_norms &&
+                        a.head_qk_norm == b.head_qk_norm && a.late_qk_norm == b.late_qk_norm &&
+                        a.unit_norms == b.unit_norms && near(a.clip_qkv, b.clip_qkv)},
+      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp && a.xielu == b.xielu},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
       {"tied embeddings", a.tied_embeddings == b.tied_embeddings},

@@ -170,7 +170,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
                v);
     }
   }
-  for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale})
+  for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale, c.clip_qkv})
     if (!(v >= 0) || !std::isfinite(v))
       fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}, expected 0 or a positive number",
            where, v);
@@ -182,6 +182,9 @@ void check_config(const ModelConfig& c, std::string_view where) {
   if (!std::isfinite(c.temperature_scale))
     fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}, expected a finite number", where,
          c.temperature_scale);
+  if (c.activation == Activation::kXielu && std::ssize(c.xielu) != c.layers)
+    fail(ErrorCode::kCorrupt, "{}: {} activations for {} layers, expected one for each", where,
+         c.xielu.size(), c.layers);
   if (c.altup.copies > 0) check_altup(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
@@ -234,6 +237,7 @@ class SlotList {
     if (bias) slots_.push_back({layer_, stem, "bias", {out}});
   }
   void norm(const char* stem, int64_t size) {
+    if (c_.unit_norms) return;
     slots_.push_back({layer_, stem, "weight", {size}});
     if (c_.norm_bias) slots_.push_back({layer_, stem, "bias", {size}});
   }
@@ -265,8 +269,9 @@ class SlotList {
     if (own_keys) matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
     if (own_keys) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
-      norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
-      if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+      bool wide = c_.wide_qk_norm || c_.head_qk_norm;
+      norm("attn_q_norm", wide ? q : c_.head_dim);
+      if (own_keys) norm("attn_k_norm", wide ? kv : c_.head_dim);
     }
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});

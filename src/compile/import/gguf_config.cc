@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "base/error.h"
 #include "compile/import/families.h"
@@ -179,7 +178,13 @@ void read_gemma(const GgufFile& file, const Keys& keys, ModelConfig& c) {
 
 // Scales of Granite and Cohere; layers that use no positions.
 void read_variants(const Keys& keys, ModelConfig& c) {
-  if (c.architecture.starts_with("granite")) {
+  c.clip_qkv = keys.number("attention.clamp_kqv", 0);
+  if (c.architecture == "minicpm") {  // early files have no keys for the scales of the 2B model
+    auto layers = static_cast<double>(c.layers), hidden = static_cast<double>(c.hidden);
+    c.embedding_scale = keys.number("embedding_scale", 12);
+    c.residual_scale = keys.number("residual_scale", 1.4 / std::sqrt(layers));
+    c.logit_scale = 1 / keys.number("logit_scale", hidden / 256);
+  } else if (c.architecture.starts_with("granite")) {
     c.embedding_scale = keys.number("embedding_scale", 1);
     c.residual_scale = keys.number("residual_scale", 1);
     c.attention_scale = keys.number("attention.scale", 0);
@@ -246,13 +251,6 @@ void read_experts(const GgufFile& file, const Keys& keys, const Family& family, 
   }
 }
 
-// Tensors that are not weights of the graph: rotary factors are read above, the rest is left over
-// from old converters.
-bool may_stay_unused(const std::string& name) {
-  return !name.starts_with("blk.") || name.ends_with(".attn_rot_embd.weight") ||
-         name.ends_with(".rope_freqs.weight");
-}
-
 // Early files of DeepSeek-V2 give the sizes of heads, later ones those of the cache and, under
 // other names, those of heads.
 void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
@@ -312,84 +310,20 @@ void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
                                       : listed[static_cast<size_t>(i)] != 0);
 }
 
-// The converters of GLM-4.5, gpt-oss and Seed-OSS name the norm before the MLP by its place after
-// attention.
-bool norm_by_place(const Family& family) {
-  return family.architecture == "glm4moe" || family.architecture == "gpt-oss" ||
-         family.architecture == "seed_oss";
-}
-
-// Where a slot's values are in the file: one tensor, a part of a fused one, or one per expert.
-std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
-                                    const ModelConfig& c, const WeightSlot& slot,
-                                    std::vector<RecipeStep>& steps) {
-  std::string name = slot.name();
-  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) {
-    WeightPlace place = gguf_altup_place(c, part);
-    steps = std::move(place.steps);
-    return {place.tensor};
+void read_xielu(const GgufFile& file, ModelConfig& c) {
+  std::vector<float> lists[3];
+  const char* names[] = {"xielu.alpha_p", "xielu.alpha_n", "xielu.beta"};
+  auto count = static_cast<size_t>(c.layers);
+  for (size_t i = 0; i < 3; ++i) {
+    if (file.array_size(names[i]) > 0)
+      lists[i] = file.floats(names[i]);
+    else if (file.has(names[i]))
+      lists[i].assign(count, static_cast<float>(file.get_double(names[i], 0)));
+    if (lists[i].size() != count)
+      fail(ErrorCode::kCorrupt, "{}: {} does not fit {} layers", file.name(), names[i], c.layers);
   }
-  if (c.recurrent.heads > 0) {
-    bool joined = file.find(fmt::format("blk.{}.ssm_in.weight", slot.layer)) != nullptr;
-    RecurrentPart part =
-        c.recurrent.delta ? gguf_delta_part(c, slot, joined) : recurrent_part(c, slot);
-    steps = std::move(part.steps);
-    if (!part.tensor.empty()) return {part.tensor};
-  }
-  if (LatentPart part = latent_part(c, slot.stem); !part.stem.empty()) {
-    if (slot.dims.size() == 3 && file.find(name)) return {name};
-    steps = std::move(part.steps);
-    return {fmt::format("blk.{}.{}.weight", slot.layer, part.stem)};
-  }
-  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
-  bool mlp_part = family.fused_mlp && (slot.stem == "ffn_gate" || slot.stem == "ffn_up");
-  if (attention_part || mlp_part) {
-    WeightSlot whole{slot.layer, attention_part ? "attn_qkv" : "ffn_up", slot.suffix, {}};
-    const TensorView* fused = file.find(whole.name());
-    FusedRows rows = fused_rows(c, slot.stem);
-    if (fused && !fused->dims.empty() && fused->dims[0] == rows.total) {
-      steps.push_back(slice_rows(rows.begin, rows.end));
-      return {whole.name()};
-    }
-  }
-  if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
-    return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
-  if (slot.stem == "ffn_gate_inp_shexp") steps.push_back(reshape(slot.dims));
-  if (slot.dims.size() != 3 || file.find(name)) return {name};
-  // Early files have a tensor per expert: blk.0.ffn_gate.3.weight.
-  std::string stem = slot.stem.substr(0, slot.stem.size() - std::string_view("_exps").size());
-  if (!file.find(fmt::format("blk.{}.{}.0.weight", slot.layer, stem))) return {name};
-  std::vector<std::string> parts;
-  for (int64_t e = 0; e < slot.dims[0]; ++e)
-    parts.push_back(fmt::format("blk.{}.{}.{}.weight", slot.layer, stem, e));
-  steps.push_back(reshape(slot.dims));
-  return parts;
-}
-
-// Converters store q and k of some families for interleaved rotary pairs.
-void add_rotary_order(const Family& family, const ModelConfig& c, const WeightSlot& slot,
-                      std::vector<RecipeStep>& steps) {
-  if ((family.gguf_interleaved || family.interleaved) &&
-      (slot.stem == "attn_q" || slot.stem == "attn_k"))
-    steps.push_back(permute_rows(slot.stem == "attn_q" ? c.heads : c.kv_heads,
-                                 c.rope.dims == c.head_dim ? 0 : c.rope.dims));
-}
-
-void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
-  std::set<std::string> used;
-  for (const WeightSlot& slot : weight_slots(c)) {
-    std::vector<RecipeStep> steps;
-    std::vector<std::string> sources = sources_of(file, family, c, slot, steps);
-    add_rotary_order(family, c, slot, steps);
-    used.insert(sources.begin(), sources.end());
-    add_weight(c, file, file.name(), slot, sources, std::move(steps));
-  }
-  std::string beyond = fmt::format("blk.{}.", c.layers);  // a layer that predicts further tokens
-  for (const GgufTensor& tensor : file.tensors())
-    if (!used.contains(tensor.name) && !may_stay_unused(tensor.name) &&
-        !(family.experts && tensor.name.starts_with(beyond)))
-      fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
-           tensor.name, c.architecture);
+  for (size_t l = 0; l < count; ++l)
+    c.xielu.push_back(xielu_of(lists[0][l], lists[1][l], lists[2][l]));
 }
 
 // Parts that some models of a family have: their tensors tell.
@@ -402,6 +336,10 @@ void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
   if (c.architecture == "gptneox")
     c.parallel = file.get_bool(keys.full("use_parallel_residual"), true);
+  if (c.architecture == "falcon") c.two_norms = file.find("blk.0.attn_norm_2.weight") != nullptr;
+  if (c.architecture == "command-r" || c.architecture == "stablelm")
+    c.qk_norm = c.head_qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  if (c.activation == Activation::kXielu) read_xielu(file, c);
   if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
 }
 
@@ -412,33 +350,6 @@ int64_t gguf_window_period(std::string_view architecture) {
   for (const char* name : {"cohere2", "exaone4", "llama4", "olmo2"})
     if (architecture == name) return 4;
   return architecture == "gemma3n" ? 5 : architecture == "gemma3" ? 6 : 0;
-}
-
-WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
-  WeightSlot stored = slot;
-  std::vector<RecipeStep> steps;
-  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) return gguf_altup_place(c, part);
-  if (c.recurrent.heads > 0) {
-    RecurrentPart part =
-        c.recurrent.delta ? gguf_delta_part(c, slot, false) : recurrent_part(c, slot);
-    if (!part.tensor.empty()) return {std::move(part.tensor), std::move(part.steps)};
-  }
-  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
-  bool mlp_part = slot.stem == "ffn_gate" || slot.stem == "ffn_up";
-  LatentPart latent = latent_part(c, slot.stem);
-  if (!latent.stem.empty() && slot.dims.size() == 2) {
-    stored.stem = latent.stem;
-    steps = std::move(latent.steps);
-  } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2") ||
-             (mlp_part && family.fused_mlp)) {
-    FusedRows rows = fused_rows(c, slot.stem);
-    steps.push_back(slice_rows(rows.begin, rows.end));
-    stored.stem = attention_part ? "attn_qkv" : "ffn_up";
-  } else if (slot.stem == "ffn_norm" && norm_by_place(family)) {
-    stored.stem = "post_attention_norm";
-  }
-  add_rotary_order(family, c, slot, steps);
-  return {stored.name(), std::move(steps)};
 }
 
 ModelConfig config_from_gguf(const GgufFile& file) {
@@ -463,6 +374,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     c.heads = keys.required("attention.head_count");
     c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
     c.ffn = keys.required("feed_forward_length");
+    if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",
@@ -493,7 +405,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   read_experts(file, keys, family, c);
   read_parts(file, keys, c);
   check_config(c, file.name());
-  map_weights(file, family, c);
+  map_gguf_weights(file, family, c);
   return c;
 }
 

@@ -27,6 +27,15 @@ class Fields {
     if (v && !v->is_int()) wrong(*names.begin(), "an integer");
     return v ? v->as_int() : fallback;
   }
+  // An integer, or a list of equal ones: a value per layer.
+  int64_t uniform(std::initializer_list<std::string_view> names, int64_t fallback) const {
+    const Value* v = find(names);
+    if (!v || !v->is_array()) return integer(names, fallback);
+    for (const Value& item : v->as_array())
+      if (!item.is_int() || item.as_int() != v->as_array()[0].as_int())
+        fail(ErrorCode::kUnsupported, "{}: {} differs from layer to layer", where_, *names.begin());
+    return v->as_array().empty() ? fallback : v->as_array()[0].as_int();
+  }
   int64_t required(std::initializer_list<std::string_view> names) const {
     if (!find(names))
       fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());

@@ -234,6 +234,48 @@ constexpr HfName kGemma3nNames[] = {
     {"per_layer_proj_norm", "per_layer_projection_norm"},
 };
 
+constexpr HfName kStableLmNames[] = {{"attn_q_norm", "self_attn.q_layernorm.norms.{}"},
+                                     {"attn_k_norm", "self_attn.k_layernorm.norms.{}"}};
+constexpr HfName kApertusNames[] = {{"attn_norm", "attention_layernorm"}, {"ffn_norm", "feedforward_layernorm"}};
+constexpr HfName kHunyuanNames[] = {
+    {"attn_q_norm", "self_attn.query_layernorm"}, {"attn_k_norm", "self_attn.key_layernorm"},
+    {"ffn_gate_inp", "mlp.gate.wg"},              {"ffn_gate_shexp", "mlp.shared_mlp.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_mlp.up_proj"},   {"ffn_down_shexp", "mlp.shared_mlp.down_proj"},
+};
+constexpr HfName kFalconNames[] = {
+    {"attn_q", "self_attention.query_key_value"},
+    {"attn_k", "self_attention.query_key_value"},
+    {"attn_v", "self_attention.query_key_value"},
+    {"attn_output", "self_attention.dense"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"token_embd", "word_embeddings"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kGptJNames[] = {
+    {"attn_norm", "ln_1"},        {"attn_q", "attn.q_proj"},
+    {"attn_k", "attn.k_proj"},    {"attn_v", "attn.v_proj"},
+    {"attn_output", "attn.out_proj"}, {"ffn_up", "mlp.fc_in"},
+    {"ffn_down", "mlp.fc_out"},   {"token_embd", "wte"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kQwenNames[] = {
+    {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
+    {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
+    {"ffn_up", "mlp.w1"},      {"ffn_gate", "mlp.w2"},         {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},     {"output_norm", "ln_f"},
+};
+constexpr HfName kChatGlmNames[] = {
+    {"attn_q", "self_attention.query_key_value"},
+    {"attn_k", "self_attention.query_key_value"},
+    {"attn_v", "self_attention.query_key_value"},
+    {"attn_output", "self_attention.dense"},
+    {"ffn_gate", "mlp.dense_h_to_4h"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"output_norm", "final_layernorm"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -249,7 +291,11 @@ constexpr OwnNames kOwnNames[] = {
     {"gemma3n", kGemma3nNames},     {"granitemoe", kGraniteMoeNames},
     {"gptneox", kGptNeoXNames},     {"ernie4_5-moe", kErnieMoeNames},
     {"minimax-m2", kMiniMaxNames},  {"qwen35", kQwen35Names},
-    {"qwen35moe", kQwen35Names},
+    {"qwen35moe", kQwen35Names},    {"apertus", kApertusNames},
+    {"hunyuan-dense", kHunyuanNames}, {"hunyuan-moe", kHunyuanNames},
+    {"falcon", kFalconNames},       {"gptj", kGptJNames},
+    {"starcoder", kGpt2Names},      {"qwen", kQwenNames},
+    {"chatglm", kChatGlmNames},     {"stablelm", kStableLmNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "compile/import/hf_fields.h"
 
@@ -14,10 +15,13 @@ void read_scales(const Fields& f, ModelConfig& c) {
     c.logit_scale = 1 / f.number({"logits_scaling"}, 1);
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = f.number({"logit_scale"}, 0.0625);
-    if (f.boolean("use_qk_norm", false))
-      fail(ErrorCode::kUnsupported,
-           "{}: norms of q and k with weights per head (use_qk_norm) are not supported", f.where());
+    c.qk_norm = c.head_qk_norm = c.architecture == "command-r" && f.boolean("use_qk_norm", false);
+  } else if (c.architecture == "minicpm") {
+    c.embedding_scale = f.number({"scale_emb"}, 1);
+    c.residual_scale = f.number({"scale_depth"}, 1) / std::sqrt(static_cast<double>(c.layers));
+    c.logit_scale = f.number({"dim_model_base"}, 1) / static_cast<double>(c.hidden);
   }
+  if (c.architecture == "olmo" || c.architecture == "olmoe") c.clip_qkv = f.number({"clip_qkv"}, 0);
 }
 
 // Layers that use no positions: every n-th of SmolLM3 and Llama 4; those without a window of Cohere
@@ -43,12 +47,17 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
 
 // Whether attention and MLP read the same input is a choice in two families.
 void read_parallel(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "falcon") {
+    bool grouped = f.boolean("new_decoder_architecture", false);
+    c.parallel = grouped || f.boolean("parallel_attn", true);
+    c.two_norms = grouped && f.integer({"num_ln_in_parallel_attn"}, 2) == 2;
+    if (f.boolean("alibi", false))
+      fail(ErrorCode::kUnsupported, "{}: ALiBi positions are not supported", f.where());
+  }
   bool stablelm = c.architecture == "stablelm";
   if (!stablelm && c.architecture != "gptneox") return;
   c.parallel = f.boolean("use_parallel_residual", !stablelm);
-  if (stablelm && f.boolean("qk_layernorm", false))
-    fail(ErrorCode::kUnsupported,
-         "{}: norms of q and k with weights per head (qk_layernorm) are not supported", f.where());
+  c.qk_norm = c.head_qk_norm = stablelm && f.boolean("qk_layernorm", false);
 }
 
 // The layers of a list that the model has.
@@ -98,18 +107,20 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (!family.experts) return;
   ExpertConfig& e = c.experts;
   e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
-  e.used = f.required({"num_experts_per_tok", "experts_per_token", "moe_k"});
-  e.ffn = f.integer({"moe_intermediate_size"}, c.ffn);
+  e.used = f.uniform({"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"}, 0);
+  e.ffn = f.uniform({"moe_intermediate_size"}, c.ffn);
   e.sigmoid = e.score_bias = family.sigmoid_experts;
   // Qwen3's default is not the value of its models.
   if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
   e.normalize =
-      c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
+      c.architecture == "mixtral" || c.architecture == "gpt-oss" || c.architecture == "hunyuan-moe" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
   if (c.architecture == "ernie4_5-moe") {
     e.score_bias = true;
     e.shared_ffn = f.integer({"moe_num_shared_experts"}, 2) * e.ffn;
+  } else if (c.architecture == "hunyuan-moe") {
+    e.shared_ffn = c.ffn * f.uniform({"num_shared_expert"}, 1);
   } else if (c.architecture == "granitemoe") {
     bool shared = f.text({"model_type"}, "") == "granitemoeshared";
     e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);
@@ -129,8 +140,6 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
     if (e.groups == 1) e.used_groups = 1;
   }
   if (e.count <= 0) f.wrong("num_experts", "positive");
-  if (f.find({"clip_qkv"}))
-    fail(ErrorCode::kUnsupported, "{}: clip_qkv is not supported", f.where());
   e.layers = expert_layers(f, c);
 }
 

@@ -30,7 +30,13 @@ struct RopeConfig {
 };
 
 enum class NormKind { kRms, kLayer };
-enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
+enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kRelu2, kTanh, kXielu };
+
+// Apertus: a layer's activation, p x^2 + beta x above zero and n (exp(x) - 1 - x) + beta x below.
+struct XieluConfig {
+  double p = 0, n = 0, beta = 0;
+  bool operator==(const XieluConfig&) const = default;
+};
 
 // Experts of a layer's MLP. A router scores them per token; the best `used` are computed.
 struct ExpertConfig {
@@ -113,6 +119,9 @@ struct ModelConfig {
   bool two_norms = false;     // and each has a norm of its own (GPT-NeoX), else they share one
   bool qk_norm = false;       // norm over each head of q and k, before the rotation
   bool wide_qk_norm = false;  // norm over all heads of q and k together
+  bool head_qk_norm = false;  // of qk_norm: each head has its own weights (Command R+)
+  bool late_qk_norm = false;  // of qk_norm: after the rotation (Hunyuan)
+  bool unit_norms = false;    // norms have no weights (OLMo 1)
   bool unit_qk = false;       // rotated q and k are normalised, without weights (Llama 4)
   bool pre_norms = true;      // norms before attention and MLP
   bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
@@ -128,6 +137,8 @@ struct ModelConfig {
   bool attention_gate = false;     // what attention gives is multiplied by a sigmoid of the token
   bool attention_sinks = false;    // a weight per head joins the softmax
   double final_softcap = 0.0;
+  double clip_qkv = 0.0;           // limit of q, k and v; 0 = none
+  std::vector<XieluConfig> xielu;  // per layer, with Activation::kXielu
   // Llama 4: layers without positions multiply queries by 1 + scale * log(1 + (position + 1) /
   // length), the quotient rounded down. 0: none.
   double temperature_scale = 0.0;

@@ -19,6 +19,14 @@ RecipeStep add_scalar(double value) {
   return {.kind = RecipeStep::Kind::kAddScalar, .value = value, .dims = {}};
 }
 
+void add_head_norm_steps(const Family& family, const ModelConfig& c, const WeightSlot& slot,
+                         std::vector<RecipeStep>& steps) {
+  steps.push_back(reshape(slot.dims));
+  if (family.interleaved || family.gguf_interleaved)
+    steps.push_back(permute_rows(slot.dims[0] / c.head_dim,
+                                 c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+}
+
 void scale_latent(ModelConfig& c) {
   const RopeConfig& r = c.rope;
   if (r.scaling != RopeConfig::Scaling::kYarn || r.mscale_all_dim <= 0 || r.factor <= 1) return;

@@ -271,10 +271,26 @@ Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
 
 Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
   Attrs eps = Value::Object{{"eps", config.norm_eps}};
+  if (config.unit_norms)
+    return op("layer_norm", {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))}, eps, prefix);
   Ref w = weight(prefix + ".weight");
   if (config.norm == NormKind::kRms) return op("rms_norm", {x, w}, eps, prefix);
   if (has(prefix + ".bias")) return op("layer_norm", {x, w, weight(prefix + ".bias")}, eps, prefix);
   return op("layer_norm", {x, w}, eps, prefix);
+}
+
+Ref ModelBuilder::head_norm(Ref x, const std::string& prefix) {
+  const TensorType& t = fn_->tensor(x);
+  Attrs shape = Value::Object{{"dims", Value::Array{t.extent(1).text(), t.extent(2).text()}},
+                              {"axes", Value::Array{"h", "hd"}}};
+  Ref ones = constant("head_norm", std::vector<double>(static_cast<size_t>(config.head_dim), 1.0));
+  Ref y = op(config.norm == NormKind::kRms ? "rms_norm" : "layer_norm", {x, ones},
+             Value::Object{{"eps", config.norm_eps}}, prefix);
+  return op("mul", {y, op("reshape", {weight(prefix + ".weight")}, std::move(shape))});
+}
+
+Ref ModelBuilder::clip(Ref x, double limit) {
+  return op("maximum", {op("minimum", {x, constant("limit", {limit})}), constant("floor", {-limit})});
 }
 
 Ref ModelBuilder::unit_norm(Ref x, int64_t width) {
@@ -332,11 +348,26 @@ Ref ModelBuilder::activation(Ref x, Activation kind) {
       return op("gelu", {x}, Value::Object{{"approximate", "none"}});
     case Activation::kRelu:
       return op("relu", {x});
+    case Activation::kRelu2:
+      x = op("relu", {x});
+      return op("mul", {x, x});
     case Activation::kTanh:
       return op("tanh", {x});
+    case Activation::kXielu:
+      break;
   }
   TK_CHECK(false);
   return {};
+}
+
+Ref ModelBuilder::activation(Ref x, int64_t layer) {
+  if (config.activation != Activation::kXielu) return activation(x);
+  const XieluConfig& a = config.xielu[static_cast<size_t>(layer)];
+  auto scaled = [&](Ref y, double by) { return op("scale", {y}, Value::Object{{"value", by}}); };
+  Ref high = op("relu", {x}), low = op("minimum", {x, constant("zero", {0.0})});
+  Ref curve = op("sub", {op("sub", {op("exp", {low}), constant("one", {1.0})}), low});
+  Ref bent = op("add", {scaled(op("mul", {high, high}), a.p), scaled(curve, a.n)});
+  return op("add", {bent, scaled(x, a.beta)});
 }
 
 double ModelBuilder::score_scale(int64_t layer) const {

@@ -37,13 +37,16 @@ class ModelBuilder {
              const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
                                           // change by the row's adapter
   Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
+  Ref head_norm(Ref x, const std::string& prefix);  // the same, with weights for each head
   Ref unit_norm(Ref x, int64_t width);           // of the mean square, without weights
+  Ref clip(Ref x, double limit);
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
   Ref temper(Ref q);  // queries of a layer without positions: larger where the context is longer
   Ref activation(Ref x, Activation kind);
   Ref activation(Ref x) { return activation(x, config.activation); }
+  Ref activation(Ref x, int64_t layer);  // where it may differ from layer to layer
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
   std::vector<Ref> op_multi(std::string_view name, std::vector<Ref> in, Attrs attrs = {},
                             std::string label = {});
