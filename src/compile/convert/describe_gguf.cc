@@ -218,6 +218,8 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("block_count", c.layers);
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
+  if (find_family(c.architecture) && find_family(c.architecture)->hybrid)
+    fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF", c.architecture);
   bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
   keys.integer("feed_forward_length", attention ? c.ffn : 0);
   keys.integer("vocab_size", c.vocab);

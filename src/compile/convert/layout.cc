@@ -66,7 +66,7 @@ std::vector<int64_t> stacked_dims(const ModelConfig& c, const WeightSlot& slot) 
   int64_t count = c.experts.count, ffn = c.experts.ffn;
   bool down = slot.stem == "ffn_down_exps";
   if (slot.suffix == "bias") return {count, down ? c.hidden : 2 * ffn};
-  if (c.architecture == "granitemoe")
+  if (c.architecture.starts_with("granite"))
     return down ? std::vector{count, c.hidden, ffn} : std::vector{count, 2 * ffn, c.hidden};
   return down ? std::vector{count, ffn, c.hidden} : std::vector{count, c.hidden, 2 * ffn};
 }

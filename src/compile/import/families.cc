@@ -35,7 +35,7 @@ void check_experts(const ExpertConfig& e, std::string_view where) {
 void check_recurrent(const RecurrentConfig& r, std::string_view where) {
   check_range(where, "the number of state space heads", r.heads, 1, 1 << 16);
   check_range(where, "the channels of a head", r.head_dim, 1, 1 << 16);
-  check_range(where, "the state size", r.state, 1, 1 << 16);
+  check_range(where, "the state size", r.state, r.short_conv ? 0 : 1, 1 << 16);
   check_range(where, "the number of groups of heads", r.groups, 1, r.heads);
   check_range(where, "the size of the convolution", r.taps, 2, 64);
   if (r.heads % r.groups != 0)
@@ -213,11 +213,13 @@ class SlotList {
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
     if (c_.altup.copies > 0) altup();
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
-      if (c_.recurrent.at(layer_))
+      if (c_.only_mlp(layer_))
+        norm("attn_norm", c_.hidden);
+      else if (c_.recurrent.at(layer_))
         recurrent();
       else
         attention();
-      if (c_.recurrent.heads > 0 && !c_.recurrent.delta) continue;  // no MLP
+      if (c_.alone && !c_.only_mlp(layer_)) continue;
       if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
         experts();
       else
@@ -276,7 +278,7 @@ class SlotList {
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
-    if (c_.pre_norms && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
+    if (c_.pre_norms && !c_.alone && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
   }
   void altup() {
     const AltUpConfig& a = c_.altup;
@@ -304,6 +306,7 @@ class SlotList {
   void recurrent() {
     const RecurrentConfig& r = c_.recurrent;
     norm("attn_norm", c_.hidden);
+    if (r.short_conv) return short_conv();
     matrix("ssm_gate", r.inner(), c_.hidden);
     if (r.delta) {
       matrix("ssm_q", r.groups * r.state, c_.hidden);
@@ -321,7 +324,13 @@ class SlotList {
     if (!r.delta) slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
     norm("ssm_norm", r.delta ? r.head_dim : r.inner());
     matrix("ssm_out", c_.hidden, r.inner());
-    if (r.delta) norm("ffn_norm", c_.hidden);
+    if (!c_.alone) norm("ffn_norm", c_.hidden);
+  }
+  void short_conv() {
+    for (const char* stem : {"ssm_b", "ssm_c", "ssm_x", "ssm_out"})
+      matrix(stem, c_.hidden, c_.hidden);
+    slots_.push_back({layer_, "ssm_conv1d", "weight", {c_.hidden, c_.recurrent.taps}});
+    norm("ffn_norm", c_.hidden);
   }
   void mlp() {
     if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
@@ -333,7 +342,8 @@ class SlotList {
     matrix("ffn_gate_inp", e.count, c_.hidden, e.bias);
     if (e.score_bias) slots_.push_back({layer_, "exp_probs_b", "bias", {e.count}});
     for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
-      slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});
+      if (c_.gated_mlp || stem != std::string_view("ffn_gate_exps"))
+        slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});
     slots_.push_back({layer_, "ffn_down_exps", "weight", {e.count, c_.hidden, e.ffn}});
     if (e.bias) {
       for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
@@ -342,7 +352,7 @@ class SlotList {
     }
     if (e.shared_ffn == 0) return;
     if (e.shared_gate) matrix("ffn_gate_inp_shexp", 1, c_.hidden);
-    matrix("ffn_gate_shexp", e.shared_ffn, c_.hidden);
+    if (c_.gated_mlp) matrix("ffn_gate_shexp", e.shared_ffn, c_.hidden);
     matrix("ffn_up_shexp", e.shared_ffn, c_.hidden);
     matrix("ffn_down_shexp", c_.hidden, e.shared_ffn);
   }

@@ -41,6 +41,8 @@ struct Family {
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
   bool recurrent = false;    // all layers have a recurrent state (Mamba-2)
+  bool alone = false;        // a layer has one part (Mamba-2, Nemotron-H)
+  bool hybrid = false;       // layers of Mamba-2, or of convolutions, beside attention
   bool gated_delta = false;  // most of them: linear attention beside gated attention (Qwen3-Next)
   bool centered_norms = false;   // HF stores norm weights minus one
   bool stacked_experts = false;  // HF has one tensor for all experts

@@ -17,9 +17,9 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
      "recurrent layers of another kind than Mamba-2's"},
-    {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
-     "falcon_h1 falcon-h1 kimi_linear",
-     "recurrent layers with a state per sequence beside attention"},
+    {"jamba zamba zamba2 plamo2 plamo3", "the recurrent layers of Mamba-1, or shared blocks"},
+    {"falcon_h1 falcon-h1 bamba", "attention and Mamba-2 side by side in one layer, or their names"},
+    {"kimi_linear kimi-linear bailing_hybrid minimax olmo_hybrid", "linear attention of another kind"},
     {"dbrx phimoe arctic grok grok-1", "a table of tensor names for its experts"},
     {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
     {"qwen35 qwen35moe", "the order of heads in its GGUF files; its folders are supported"},
@@ -77,6 +77,7 @@ void apply_family(const Family& family, ModelConfig& config) {
   config.wide_qk_norm = family.wide_qk_norm;
   config.late_qk_norm = family.late_qk_norm;
   config.unit_norms = family.unit_norms;
+  config.alone = family.alone;
   config.parallel = family.parallel;
   config.two_norms = family.two_norms;
   config.pre_norms = family.pre_norms;

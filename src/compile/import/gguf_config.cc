@@ -25,9 +25,18 @@ class Keys {
       fail(ErrorCode::kUnsupported, "{}: {} differs from layer to layer", file_.name(), full(key));
     return list[0];
   }
+  // The largest number of a list with one per layer.
+  int64_t largest(std::string_view key) const {
+    if (file_.array_size(full(key)) == 0) return required(key);
+    std::vector<int64_t> list = file_.ints(full(key));
+    return *std::max_element(list.begin(), list.end());
+  }
   int64_t required(std::string_view key) const {
     if (!has(key)) fail(ErrorCode::kCorrupt, "{}: metadata {} is missing", file_.name(), full(key));
     return integer(key, 0);
+  }
+  bool boolean(std::string_view key, bool fallback) const {
+    return file_.get_bool(full(key), fallback);
   }
   double number(std::string_view key, double fallback) const {
     return file_.get_double(full(key), fallback);
@@ -192,6 +201,8 @@ void read_variants(const Keys& keys, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = keys.number("logit_scale", 0.0625);
   }
+  if (c.architecture.starts_with("nemotron_h") || (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
+    c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   if (c.architecture == "smollm3") {
     for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
   } else if (c.architecture == "cohere2" ||
@@ -217,7 +228,7 @@ void read_variants(const Keys& keys, ModelConfig& c) {
 }
 
 void read_experts(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
-  if (!family.experts) return;
+  if (!family.experts || (family.hybrid && keys.integer("expert_count", 0) == 0)) return;
   ExpertConfig& e = c.experts;
   e.count = keys.required("expert_count");
   e.used = keys.required("expert_used_count");
@@ -283,6 +294,45 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   c.heads = c.kv_heads = r.heads;
   c.head_dim = r.head_dim;
   c.ffn = inner;
+}
+
+// Layers of Mamba-2 or convolutions beside attention: those without key heads, and of models whose
+// layers have one part those without an MLP.
+void read_hybrid(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  std::vector<int64_t> kv = keys.list("attention.head_count_kv"),
+                       ffn = keys.list("feed_forward_length");
+  kv.resize(static_cast<size_t>(c.layers), kv.empty() ? c.kv_heads : 0);
+  ffn.resize(static_cast<size_t>(c.layers), 0);
+  for (size_t i = 0; i < static_cast<size_t>(c.layers); ++i) {
+    bool mlp = family.alone && ffn[i] > 0;
+    if (family.alone) c.mlp_layers.push_back(mlp);
+    r.layers.push_back(kv[i] == 0 && !mlp);
+  }
+  auto first = std::find(r.layers.begin(), r.layers.end(), true) - r.layers.begin();
+  if (first == c.layers) {
+    r = {};
+    return;
+  }
+  if (c.architecture.starts_with("lfm2")) {
+    r.short_conv = true;
+    r.heads = r.groups = 1;
+    r.head_dim = c.hidden;
+    r.taps = keys.required("shortconv.l_cache");
+    r.conv_bias = false;
+    return;
+  }
+  r.heads = keys.required("ssm.time_step_rank");
+  r.state = keys.required("ssm.state_size");
+  r.groups = keys.integer("ssm.group_count", 1);
+  r.taps = keys.required("ssm.conv_kernel");
+  int64_t inner = keys.required("ssm.inner_size");
+  r.norm_groups = r.groups;
+  if (r.heads < 1 || inner % r.heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} state space heads",
+         file.name(), inner, r.heads);
+  r.head_dim = inner / r.heads;
+  r.conv_bias = file.find(fmt::format("blk.{}.ssm_conv1d.bias", first)) != nullptr;
 }
 
 // Linear attention beside attention (Qwen3-Next).
@@ -357,6 +407,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   const Family& family = family_of(file, architecture);
   Keys keys(file, architecture);
   ModelConfig c;
+  c.architecture = family.architecture;
   c.name = file.get_string("general.name", "");
   const TensorView* embedding = file.find("token_embd.weight");
   if (!embedding || embedding->dims.size() != 2)
@@ -372,8 +423,9 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     read_recurrent(file, keys, c);
   } else {
     c.heads = keys.required("attention.head_count");
-    c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
-    c.ffn = keys.required("feed_forward_length");
+    c.kv_heads = family.hybrid ? keys.largest("attention.head_count_kv")
+                               : keys.integer("attention.head_count_kv", c.heads);
+    c.ffn = family.hybrid ? keys.largest("feed_forward_length") : keys.required("feed_forward_length");
     if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
@@ -385,6 +437,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
          c.hidden, c.heads);
   if (!family.recurrent) c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
   if (family.gated_delta) read_gated_delta(file, keys, c);
+  if (family.hybrid) read_hybrid(file, keys, family, c);
   if (latent)
     read_latent(file, keys, c);
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)

@@ -14,6 +14,11 @@ namespace {
 
 // Tensors that are not weights of the graph: rotary factors are read above, the rest is left over
 // from old converters.
+// LFM2's norm before the output has the name of one after the embedding.
+std::string output_norm(const ModelConfig& c, const WeightSlot& slot) {
+  return slot.stem == "output_norm" && c.architecture.starts_with("lfm2") ? "token_embd_norm.weight" : "";
+}
+
 bool may_stay_unused(const std::string& name) {
   return !name.starts_with("blk.") || name.ends_with(".attn_rot_embd.weight") ||
          name.ends_with(".rope_freqs.weight");
@@ -69,6 +74,7 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
   if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
     add_head_norm_steps(family, c, slot, steps);
   if (std::string other = falcon_norm(c, slot); !other.empty()) return {other};
+  if (std::string other = output_norm(c, slot); !other.empty() && file.find(other)) return {other};
   if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
     return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
   if (slot.stem == "ffn_gate_exps" || slot.stem == "ffn_up_exps") {  // may be one tensor
@@ -145,6 +151,8 @@ WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightS
     stored.stem = "post_attention_norm";
   } else if (std::string other = falcon_norm(c, slot); !other.empty()) {
     return {other, {}};
+  } else if (std::string last = output_norm(c, slot); !last.empty()) {
+    return {last, {}};
   } else if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm")) {
     add_head_norm_steps(family, c, slot, steps);
   }

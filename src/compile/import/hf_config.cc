@@ -81,6 +81,11 @@ constexpr Usual kUsual[] = {
     {"minicpm", 0, 0, 2048, 0},
     {"qwen", 0, 0, 8192, 0},
     {"chatglm", 0, 0, 8192, 0, 1e-5},
+    {"granitehybrid", 0, 0, 2048, 0},
+    {"nemotron_h", 8, 128, 4096, 0, 1e-5},
+    {"nemotron_h_moe", 8, 128, 4096, 0, 1e-5},
+    {"lfm2", 8, 0, 128000, 0, 1e-5, 1000000},
+    {"lfm2moe", 8, 0, 128000, 0, 1e-5, 1000000},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -212,11 +217,12 @@ const Family& family_of(const Fields& f) {
   std::string type = f.text({"model_type"}, "");
   if (type.empty()) fail(ErrorCode::kCorrupt, "{}: config.json has no model_type", f.where());
   const Family* family = find_family_hf(type);
+  if (type == "nemotron_h" && has_expert_layers(f)) family = find_family("nemotron_h_moe");
   if (!family)
     fail(ErrorCode::kUnsupported, "{}: model type {} is not supported{}; supported: {}", f.where(),
          type, missing_feature(type), supported_architectures());
   if (int64_t n = f.integer({"num_local_experts", "num_experts", "n_routed_experts"}, 0);
-      n > 1 && !family->experts)
+      n > 1 && !family->experts && !family->alone)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", f.where(), type, n);
   return *family;
 }
@@ -264,7 +270,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
-  c.layers = f.required({"num_hidden_layers", "n_layer", "num_layers"});
+  c.layers = family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
   c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
   c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, usual.context);
@@ -294,6 +300,10 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     }
     return;
   }
+  if (c.architecture.starts_with("lfm2") || c.architecture == "granitehybrid") {
+    c.ffn = hybrid_ffn(f, c);
+    return;
+  }
   if (c.architecture == "qwen") {  // the file counts gate and up
     c.ffn = f.required({"intermediate_size"}) / 2;
     return;
@@ -305,61 +315,6 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
                 ? f.integer({"n_inner"}, 4 * c.hidden)
             : c.architecture == "falcon" ? f.integer({"ffn_hidden_size"}, 4 * c.hidden)
                                          : f.required({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
-}
-
-// Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
-void read_recurrent(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  c.vocab = f.required({"vocab_size"});
-  c.hidden = f.required({"hidden_size"});
-  c.layers = f.required({"num_hidden_layers"});
-  c.context = f.integer({"max_position_embeddings"}, 1 << 20);
-  r.heads = f.required({"num_heads"});
-  r.head_dim = f.required({"head_dim"});
-  r.state = f.required({"state_size"});
-  r.groups = f.integer({"n_groups"}, 8);
-  r.taps = f.integer({"conv_kernel"}, 4);
-  r.conv_bias = f.boolean("use_conv_bias", true);
-  r.decay_log = true;
-  if (const Value* limit = f.find({"time_step_limit"})) {
-    if (!limit->is_array() || limit->as_array().size() != 2 || !limit->as_array()[0].is_number())
-      f.wrong("time_step_limit", "a list of two numbers");
-    r.step_low = limit->as_array()[0].as_double();
-    // "Infinity" is not a number of JSON: some files have it as a text or an object.
-    const Value& high = limit->as_array()[1];
-    if (high.is_number() && std::isfinite(high.as_double())) r.step_high = high.as_double();
-  }
-  if (f.boolean("use_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
-  if (!f.boolean("rms_norm", true))
-    fail(ErrorCode::kUnsupported, "{}: Mamba-2 without a gated norm is not supported", f.where());
-  c.heads = c.kv_heads = r.heads;
-  c.head_dim = r.head_dim;
-  c.ffn = r.inner();
-}
-
-// Linear attention beside attention (Qwen3-Next).
-void read_gated_delta(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  r.heads = f.integer({"linear_num_value_heads"}, 32);
-  r.head_dim = f.integer({"linear_value_head_dim"}, 128);
-  r.groups = f.integer({"linear_num_key_heads"}, 16);
-  r.state = f.integer({"linear_key_head_dim"}, 128);
-  r.taps = f.integer({"linear_conv_kernel_dim"}, 4);
-  r.conv_bias = false;
-  r.decay_log = r.delta = c.attention_gate = true;
-  int64_t interval = f.integer({"full_attention_interval"}, 4);
-  if (interval <= 0) f.wrong("full_attention_interval", "positive");
-  const Value* types = f.find({"layer_types"});
-  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
-    f.wrong("layer_types", "a list with one entry per layer");
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
-    std::string kind = !type ? "" : type->is_string() ? type->as_string() : "?";
-    if (type && kind != "linear_attention" && kind != "full_attention")
-      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
-    r.layers.push_back(type ? kind == "linear_attention" : (i + 1) % interval != 0);
-  }
 }
 
 void read_gpt2(const Fields& f, ModelConfig& c) {
@@ -382,7 +337,7 @@ void read_opt(const Fields& f, const ModelConfig& c) {
 // mean the tanh form.
 void read_activation(const Fields& f, ModelConfig& c) {
   const Value* act = !c.architecture.starts_with("gemma")
-                         ? f.find({"hidden_act", "activation_function", "activation"})
+                         ? f.find({"hidden_act", "activation_function", "activation", "mlp_hidden_act"})
                          : f.find({"hidden_activation"});
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
 }
@@ -426,6 +381,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     fail(ErrorCode::kCorrupt, "{}: {} layers are not possible in a model of {} tensors", where,
          c.layers, weights.names().size());
   if (family.gated_delta) read_gated_delta(f, c);
+  if (family.hybrid) read_hybrid(f, c);
   apply_family(family, c);
   c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon",
                          "norm_eps", "layernorm_epsilon"},
@@ -447,8 +403,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
   bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
   bool usual = family.tied || !has_head;
-  c.tied_embeddings =
-      f.boolean("tie_word_embeddings", config_json.get_bool("tie_word_embeddings", usual));
+  const char* tie = f.find({"tie_embedding"}) ? "tie_embedding" : "tie_word_embeddings";  // LFM2
+  c.tied_embeddings = f.boolean(tie, config_json.get_bool("tie_word_embeddings", usual));
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };
@@ -461,6 +417,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   c.qkv_bias = has("attn_q");
   c.o_bias = has("attn_output");
   c.mlp_bias = has("ffn_up");
+  if (c.alone && f.boolean("mlp_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: mlp_bias is not supported", where);
   c.shared_kv_weights = weights.find(hf_tensor_name(
                             family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
   if (c.activation == Activation::kXielu) read_xielu(weights, prefix, where, c);

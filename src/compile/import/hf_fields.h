@@ -86,6 +86,16 @@ class Fields {
 // Rotary embeddings; `config` has its sizes.
 void read_rope(const Fields& fields, double usual_theta, ModelConfig& config);
 
+// Layers with a recurrent state: of Mamba-2, of Qwen3-Next, and of models with attention beside
+// Mamba-2 or convolutions.
+void read_recurrent(const Fields& fields, ModelConfig& config);
+void read_gated_delta(const Fields& fields, ModelConfig& config);
+void read_hybrid(const Fields& fields, ModelConfig& config);
+bool has_expert_layers(const Fields& fields);
+bool is_expert_layer(const Fields& fields, size_t layer);
+int64_t count_layers(const Fields& fields);
+int64_t hybrid_ffn(const Fields& fields, const ModelConfig& config);
+
 // What only some families have: scales, layers without positions, experts. `config` has its sizes
 // and windows.
 void read_variants(const Fields& fields, const Family& family, ModelConfig& config);

@@ -276,6 +276,66 @@ constexpr HfName kChatGlmNames[] = {
     {"output_norm", "final_layernorm"},
 };
 
+constexpr HfName kGraniteHybridNames[] = {
+    {"ffn_gate", "shared_mlp.input_linear"},
+    {"ffn_up", "shared_mlp.input_linear"},
+    {"ffn_down", "shared_mlp.output_linear"},
+    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
+    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
+    {"ffn_up_exps", "block_sparse_moe.input_linear"},
+    {"ffn_down_exps", "block_sparse_moe.output_linear"},
+    {"ffn_gate_shexp", "shared_mlp.input_linear"},
+    {"ffn_up_shexp", "shared_mlp.input_linear"},
+    {"ffn_down_shexp", "shared_mlp.output_linear"},
+    {"ssm_gate", "mamba.in_proj"},
+    {"ssm_xbc", "mamba.in_proj"},
+    {"ssm_step", "mamba.in_proj"},
+    {"ssm_conv1d", "mamba.conv1d"},
+    {"ssm_dt", "mamba.dt_bias"},
+    {"ssm_a", "mamba.A_log"},
+    {"ssm_d", "mamba.D"},
+    {"ssm_norm", "mamba.norm"},
+    {"ssm_out", "mamba.out_proj"},
+};
+constexpr HfName kNemotronHNames[] = {
+    {"token_embd", "embeddings"},
+    {"attn_norm", "norm"},
+    {"output_norm", "norm_f"},
+    {"attn_q", "mixer.q_proj"},
+    {"attn_k", "mixer.k_proj"},
+    {"attn_v", "mixer.v_proj"},
+    {"attn_output", "mixer.o_proj"},
+    {"ffn_up", "mixer.up_proj"},
+    {"ffn_down", "mixer.down_proj"},
+    {"ffn_gate_inp", "mixer.gate"},
+    {"ffn_up_exps", "mixer.experts.{}.up_proj"},
+    {"ffn_down_exps", "mixer.experts.{}.down_proj"},
+    {"exp_probs_b", "mixer.gate.e_score_correction_bias"},
+    {"ffn_up_shexp", "mixer.shared_experts.up_proj"},
+    {"ffn_down_shexp", "mixer.shared_experts.down_proj"},
+};
+constexpr HfName kLfm2Names[] = {
+    {"attn_norm", "operator_norm"},
+    {"ffn_norm", "ffn_norm"},
+    {"output_norm", "embedding_norm"},
+    {"attn_q_norm", "self_attn.q_layernorm"},
+    {"attn_k_norm", "self_attn.k_layernorm"},
+    {"attn_output", "self_attn.out_proj"},
+    {"ffn_gate", "feed_forward.w1"},
+    {"ffn_up", "feed_forward.w3"},
+    {"ffn_down", "feed_forward.w2"},
+    {"ffn_gate_inp", "feed_forward.gate"},
+    {"ffn_gate_exps", "feed_forward.experts.{}.w1"},
+    {"ffn_up_exps", "feed_forward.experts.{}.w3"},
+    {"ffn_down_exps", "feed_forward.experts.{}.w2"},
+    {"exp_probs_b", "feed_forward.expert_bias"},
+    {"ssm_b", "conv.in_proj"},
+    {"ssm_c", "conv.in_proj"},
+    {"ssm_x", "conv.in_proj"},
+    {"ssm_conv1d", "conv.conv"},
+    {"ssm_out", "conv.out_proj"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -295,6 +355,8 @@ constexpr OwnNames kOwnNames[] = {
     {"hunyuan-dense", kHunyuanNames}, {"hunyuan-moe", kHunyuanNames},
     {"falcon", kFalconNames},       {"gptj", kGptJNames},
     {"starcoder", kGpt2Names},      {"qwen", kQwenNames},
+    {"granitehybrid", kGraniteHybridNames}, {"nemotron_h", kNemotronHNames},
+    {"nemotron_h_moe", kNemotronHNames}, {"lfm2", kLfm2Names}, {"lfm2moe", kLfm2Names},
     {"chatglm", kChatGlmNames},     {"stablelm", kStableLmNames},
 };
 
@@ -310,6 +372,7 @@ std::string_view hf_stem(const Family& family, std::string_view stem) {
   std::string_view name;
   for (const OwnNames& own : kOwnNames)
     if (own.architecture == family.architecture) name = lookup(own.names, stem);
+  if (name.empty() && family.architecture.starts_with("nemotron_h")) name = lookup(kMamba2Names, stem);
   if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
   if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);

@@ -39,6 +39,9 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
       if (v && !v->is_int()) f.wrong("no_rope_layers", "a list of numbers");
       c.layer_rotates.push_back(v ? v->as_int() != 0 : (i + 1) % interval != 0);
     }
+  } else if (c.architecture.starts_with("nemotron_h") ||
+             (c.architecture == "granitehybrid" && f.text({"position_embedding_type"}, "") != "rope")) {
+    c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
@@ -76,7 +79,7 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
   bool one_dense = c.architecture == "glm4moe" || c.architecture == "ernie4_5-moe" ||
                    f.text({"model_type"}, "") == "glm4_moe_lite";
-  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index"}, one_dense ? 1 : 0);
+  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"}, one_dense ? 1 : c.architecture == "lfm2moe" ? 2 : 0);
   const char* key = c.architecture == "llama4"         ? "interleave_moe_layer_step"
                     : c.architecture == "ernie4_5-moe" ? "moe_layer_interval"
                                                        : "decoder_sparse_step";
@@ -96,6 +99,9 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
     for (int64_t at : layer_numbers(f, *with, "moe_layers", c.layers))
       layers[static_cast<size_t>(at)] = true;
   }
+  if (c.alone) {  // an MLP without experts has no router
+    for (size_t i = 0; i < layers.size(); ++i) layers[i] = c.mlp_layers[i] && is_expert_layer(f, i);
+  }
   if (const Value* only = f.find({"mlp_only_layers"})) {
     for (int64_t at : layer_numbers(f, *only, "mlp_only_layers", c.layers))
       layers[static_cast<size_t>(at)] = false;
@@ -105,6 +111,7 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
 
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (!family.experts) return;
+  if (c.architecture == "granitehybrid" && f.integer({"num_local_experts"}, 8) == 0) return;
   ExpertConfig& e = c.experts;
   e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
   e.used = f.uniform({"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"}, 0);
@@ -121,8 +128,12 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
     e.shared_ffn = f.integer({"moe_num_shared_experts"}, 2) * e.ffn;
   } else if (c.architecture == "hunyuan-moe") {
     e.shared_ffn = c.ffn * f.uniform({"num_shared_expert"}, 1);
-  } else if (c.architecture == "granitemoe") {
-    bool shared = f.text({"model_type"}, "") == "granitemoeshared";
+  } else if (c.architecture == "nemotron_h_moe") {
+    e.shared_ffn = f.integer({"moe_shared_expert_intermediate_size"}, 7688);
+    if (f.find({"moe_latent_size"}))
+      fail(ErrorCode::kUnsupported, "{}: experts of a smaller vector (moe_latent_size) are not supported", f.where());
+  } else if (c.architecture.starts_with("granite")) {
+    bool shared = f.text({"model_type"}, "") != "granitemoe";
     e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);
   } else if (c.architecture == "qwen2moe" || family.gated_delta) {
     e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
@@ -130,6 +141,7 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   } else {
     e.shared_ffn = f.integer({"n_shared_experts"}, 0) * e.ffn;
   }
+  if (c.architecture == "lfm2moe") e.score_bias = f.boolean("use_expert_bias", true);
   e.groups = f.integer({"n_group"}, 1);
   e.used_groups = f.integer({"topk_group"}, 1);
   if (c.architecture == "deepseek2") {

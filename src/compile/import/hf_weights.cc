@@ -160,10 +160,13 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));
-  if (family.architecture == "granitemoe" && slot.stem == "ffn_gate_shexp")
-    steps.push_back(slice_rows(0, config.experts.shared_ffn));
-  if (family.architecture == "granitemoe" && slot.stem == "ffn_up_shexp")
-    steps.push_back(slice_rows(config.experts.shared_ffn, 2 * config.experts.shared_ffn));
+  bool gate = slot.stem == "ffn_gate_shexp" || slot.stem == "ffn_gate";
+  bool up = slot.stem == "ffn_up_shexp" || slot.stem == "ffn_up";
+  if (family.stacked_experts && family.architecture.starts_with("granite") && (gate || up)) {
+    int64_t rows = slot.dims[0], first = up ? rows : 0;
+    check_fused_size(weights, where, source, 2 * rows, false);
+    steps.push_back(slice_rows(first, first + rows));
+  }
   if (slot.dims.size() == 3 || slot.stem == "exp_probs_b") steps.push_back(reshape(slot.dims));
   return steps;
 }
@@ -175,7 +178,7 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
   bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
-  if (config.architecture != "granitemoe")
+  if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;
   if (bias) {

@@ -89,7 +89,8 @@ struct RecurrentConfig {
   int64_t groups = 1;        // of heads that share their input and output vectors
   int64_t norm_groups = 1;   // of channels that are normalised together (Mamba-2)
   int64_t taps = 0;          // of the convolution
-  bool delta = false;        // the gated delta rule; an MLP follows
+  bool delta = false;        // the gated delta rule
+  bool short_conv = false;   // LFM2: the convolution, between two gates, and no other state
   std::vector<bool> layers;  // which layers they are; empty: all
   bool conv_bias = true;
   bool decay_log = false;                // the file has log(-a) instead of a
@@ -97,6 +98,7 @@ struct RecurrentConfig {
   bool at(int64_t layer) const {
     return heads > 0 && (layers.empty() || layers[static_cast<size_t>(layer)]);
   }
+  int64_t states() const { return short_conv ? 1 : 2; }
   int64_t inner() const { return heads * head_dim; }
   int64_t channels() const { return inner() + 2 * groups * state; }  // of the convolution
   bool operator==(const RecurrentConfig&) const = default;
@@ -150,6 +152,8 @@ struct ModelConfig {
   bool chunked = false;  // sliding layers see the tokens of their chunk of sliding_window positions
   std::vector<bool> layer_slides;   // per layer; empty = none slides
   std::vector<bool> layer_rotates;  // per layer; empty = all
+  bool alone = false;  // a layer is attention, a recurrent part or an MLP, not two of them
+  std::vector<bool> mlp_layers;  // with `alone`, the MLPs; empty = none
   int64_t shared_kv_layers = 0;  // the last layers, which read the keys and values of earlier ones
   bool shared_kv_weights = false;  // the file has their matrices nevertheless
   ExpertConfig experts;
@@ -159,6 +163,9 @@ struct ModelConfig {
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
 
+  bool only_mlp(int64_t layer) const {
+    return !mlp_layers.empty() && mlp_layers[static_cast<size_t>(layer)];
+  }
   bool shares_kv(int64_t layer) const { return layer >= layers - shared_kv_layers; }
   // The layer whose keys and values a layer reads: the last one of its kind that has its own.
   int64_t kv_layer(int64_t layer) const {

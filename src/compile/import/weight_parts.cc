@@ -80,6 +80,15 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
   if (auto steps = delta_steps(r, slot.stem); r.delta && !steps.empty()) return {"", steps};
   int64_t gate = r.inner(), mixed = gate + r.channels();
   auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
+  if (r.short_conv && slot.stem.starts_with("ssm_")) {
+    const int64_t h = c.hidden, part = slot.stem == "ssm_b" ? 0 : slot.stem == "ssm_c" ? 1 : 2;
+    if (slot.stem == "ssm_out") return {in_layer("shortconv.out_proj.weight"), {}};
+    if (slot.stem == "ssm_conv1d")
+      return {in_layer("shortconv.conv.weight"),
+              {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
+    return {in_layer("shortconv.in_proj.weight"), {slice_rows(part * h, (part + 1) * h)}};
+  }
+  if (!slot.stem.starts_with("ssm_")) return {};
   if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
   if (slot.stem == "ssm_xbc") return {in_layer("ssm_in.weight"), {slice_rows(gate, mixed)}};
   if (slot.stem == "ssm_step")

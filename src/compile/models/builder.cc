@@ -114,7 +114,8 @@ void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
   }
   for (const GroupDecl& g : module_.groups) {
     bool used = false;
-    for (int64_t l = 0; l < layers_; ++l) used = used || group_of(l) == g.name;
+    for (int64_t l = 0; l < layers_; ++l)
+      used = used || (!config.only_mlp(l) && group_of(l) == g.name);
     if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   }
   for (size_t i = 0, n = first_state(layers_); i < n; ++i) {
@@ -142,10 +143,11 @@ void ModelBuilder::declare_recurrent_states(int64_t layer) {
   TensorType heads{DType::kF32,
                    {{"h", r.heads, false}, {"p", r.head_dim, false}, {"n", r.state, false}}};
   for (const auto& [name, type] : {std::pair("conv", rows), {"ssm", heads}})
-    module_.states.push_back({fmt::format("{}.{}", name, layer),
-                              "recurrent",
-                              StateDecl::Growth::kPerSequence,
-                              {{"s", type}}});
+    if (!r.short_conv || type == rows)
+      module_.states.push_back({fmt::format("{}.{}", name, layer),
+                                "recurrent",
+                                StateDecl::Growth::kPerSequence,
+                                {{"s", type}}});
 }
 
 void ModelBuilder::declare_states() {
@@ -153,7 +155,8 @@ void ModelBuilder::declare_states() {
     fail(ErrorCode::kUnsupported,
          "speculation needs a model without recurrent layers: their state cannot be rolled back");
   std::set<std::string> used;
-  for (int64_t l = 0; l < config.layers; ++l) used.insert(group_of(l));
+  for (int64_t l = 0; l < config.layers; ++l)
+    if (!config.only_mlp(l)) used.insert(group_of(l));
   if (used.contains("full")) module_.groups.push_back({"full", 0, options.block_size});
   if (used.contains("window"))
     module_.groups.push_back({"window", config.sliding_window, options.block_size});
@@ -161,6 +164,7 @@ void ModelBuilder::declare_states() {
   TensorType plane{options.kv_dtype,
                    {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
   for (int64_t l = 0; l < config.layers - config.shared_kv_layers; ++l) {
+    if (config.only_mlp(l)) continue;
     if (config.recurrent.at(l)) {
       declare_recurrent_states(l);
       continue;
@@ -176,7 +180,10 @@ void ModelBuilder::declare_states() {
 
 size_t ModelBuilder::first_state(int64_t layer) const {
   size_t n = 0;
-  for (int64_t l = 0; l < layer; ++l) n += config.recurrent.at(l) ? 2 : config.shares_kv(l) ? 0 : 1;
+  for (int64_t l = 0; l < layer; ++l) {
+    if (config.only_mlp(l) || config.shares_kv(l)) continue;
+    n += config.recurrent.at(l) ? static_cast<size_t>(config.recurrent.states()) : 1;
+  }
   return n;
 }
 

@@ -109,12 +109,11 @@ class ModelBuilder {
 Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
-Module build_mamba2(const ModelConfig& config, const CompileOptions& options);
 Module build_gemma3n(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
 
-// Linear attention by the gated delta rule, in place of attention.
-Ref delta_attention(ModelBuilder& builder, Ref x, int64_t layer);
+// What a layer with a recurrent state has in place of attention.
+Ref recurrent_mixer(ModelBuilder& builder, Ref x, int64_t layer);
 
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);

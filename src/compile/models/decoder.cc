@@ -67,7 +67,11 @@ void build_decoder_function(ModelBuilder& b) {
     b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
-    Ref a = config.recurrent.at(layer) ? delta_attention(b, h, layer)
+    if (config.only_mlp(layer)) {
+      x = add_part(b, x, mlp(b, h, layer), "");
+      continue;
+    }
+    Ref a = config.recurrent.at(layer) ? recurrent_mixer(b, h, layer)
             : config.latent.rank > 0   ? latent_attention(b, h, layer)
                                        : attention(b, h, layer);
     if (config.parallel) {
@@ -76,6 +80,7 @@ void build_decoder_function(ModelBuilder& b) {
       continue;
     }
     x = add_part(b, x, a, blk + "post_attention_norm");
+    if (config.alone) continue;
     h = config.pre_norms ? b.norm(x, blk + "ffn_norm") : x;
     x = add_part(b, x, mlp(b, h, layer), blk + "post_ffw_norm");
   }
