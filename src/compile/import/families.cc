@@ -182,7 +182,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
   if (!std::isfinite(c.temperature_scale))
     fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}, expected a finite number", where,
          c.temperature_scale);
-  if (c.activation == Activation::kXielu && std::ssize(c.xielu) != c.layers)
+  if (!c.xielu.empty() && std::ssize(c.xielu) != c.layers)
     fail(ErrorCode::kCorrupt, "{}: {} activations for {} layers, expected one for each", where,
          c.xielu.size(), c.layers);
   if (c.altup.copies > 0) check_altup(c, where);
@@ -271,9 +271,13 @@ class SlotList {
     if (own_keys) matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
     if (own_keys) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
-      bool wide = c_.wide_qk_norm || c_.head_qk_norm;
-      norm("attn_q_norm", wide ? q : c_.head_dim);
-      if (own_keys) norm("attn_k_norm", wide ? kv : c_.head_dim);
+      if (c_.head_qk_norm) {  // without biases
+        slots_.push_back({layer_, "attn_q_norm", "weight", {q}});
+        slots_.push_back({layer_, "attn_k_norm", "weight", {kv}});
+      } else {
+        norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
+        if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+      }
     }
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});

@@ -248,6 +248,8 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
     c.kv_heads = grouped                          ? f.integer({"num_kv_heads", "n_head_kv"}, c.heads)
                  : f.boolean("multi_query", true) ? 1
                                                   : c.heads;
+  } else if (c.architecture == "gptj") {
+    c.kv_heads = c.heads;
   } else if (c.architecture == "starcoder") {
     c.kv_heads = f.boolean("multi_query", true) ? 1 : c.heads;
   } else if (c.architecture == "chatglm") {
