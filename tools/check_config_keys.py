@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Changes each key of the config.json of tiny models in turn: either the logits equal those of transformers, or the model is refused.
+"""Changes and removes each key of the config.json of tiny models in turn: either the logits equal those of transformers, or the model is refused.
 
-    tools/check_config_keys.py --build build/release [--only llama,phi3] [--keep FOLDER]
+    tools/check_config_keys.py --build build/release [--only llama,phi3] [--keep FOLDER] [--removed]
 
 Finds keys that change what a model computes and that the importer ignores. The weights stay, so a change that needs other
 tensors is skipped where transformers reports missing ones. Run by hand: needs torch, transformers 5.23 and the programs
@@ -57,6 +57,12 @@ def others(key, value):
     return []
 
 
+def removals(config):
+    for key in config:
+        if key not in ("architectures", "model_type"):
+            yield f"-{key}", {key: None}
+
+
 def changes(config):
     for key, value in config.items():
         if key in IGNORED or key.startswith("_"):
@@ -95,6 +101,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="")
     parser.add_argument("--keep", type=pathlib.Path)
+    parser.add_argument("--removed", action="store_true", help="only remove keys: are the defaults those of transformers?")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
@@ -108,7 +115,8 @@ def main():
             base = models / variant
             check_variants.model_of(*check_variants.VARIANTS[variant]).save_pretrained(base)
             config = json.loads((base / "config.json").read_text())
-            for number, (text, change) in enumerate([("unchanged", {}), *changes(config)]):
+            for number, (text, change) in enumerate([
+                    ("unchanged", {}), *removals(config), *([] if args.removed else changes(config))]):
                 folder = models / f"{variant}-{number}"
                 folder.mkdir(exist_ok=True)
                 changed = {k: v for k, v in {**copy.deepcopy(config), **change}.items() if v is not None or k not in change}

@@ -17,7 +17,8 @@ def models(config, drop):
         "arcee": config("ArceeForCausalLM", model_type="arcee", hidden_act="relu2", head_dim=16),
         "nemotron": config("NemotronForCausalLM", model_type="nemotron", hidden_act="relu2", norm_eps=1e-5, rms_norm_eps=drop,
                            partial_rotary_factor=0.5, head_dim=16),
-        "apertus": config("ApertusForCausalLM", model_type="apertus", hidden_act="xielu", pad_token_id=0),
+        "apertus": config("ApertusForCausalLM", model_type="apertus", hidden_act="xielu", pad_token_id=0,
+                          rope_scaling={"rope_type": "linear", "factor": 2.0}),
         "hunyuan": config("HunYuanDenseV1ForCausalLM", model_type="hunyuan_v1_dense", head_dim=16, pad_token_id=0,
                           rope_scaling={"type": "dynamic", "alpha": ALPHA, "factor": 1.0}),
         "hunyuan_moe": config("HunYuanMoEV1ForCausalLM", model_type="hunyuan_v1_moe", head_dim=16, pad_token_id=0, num_experts=6,
@@ -372,6 +373,8 @@ def own_fields(t):
               "feed_forward_length": c.get("intermediate_size") or c.get("n_inner") or c.get("ffn_hidden_size") or 4 * w.hidden,
               "attention.key_length": w.head, "attention.value_length": w.head,
               "attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon": eps}
+    if kind == "apertus":
+        fields.update({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0})
     if kind == "nemotron":
         fields["rope.dimension_count"] = w.head // 2
     if kind.startswith("hunyuan") and "rope_scaling" in c:

@@ -25,6 +25,10 @@ constexpr Missing kMissing[] = {
     {"qwen35 qwen35moe", "the order of heads in its GGUF files; its folders are supported"},
     {"bloom mpt", "ALiBi positions"},
     {"persimmon", "norms of q and k with biases"},
+    {"gemma4 gemma4_text gemma4_unified gemma4_unified_text",
+     "heads of another size in layers with full attention"},
+    {"minicpm3 youtu mistral4", "latent attention without experts"},
+    {"bitnet", "norms inside attention and MLP, and activations in int8"},
     {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
     {"llava idefics3 mllama pixtral", "an image encoder"},
 };

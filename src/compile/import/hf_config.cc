@@ -75,6 +75,10 @@ constexpr Usual kUsual[] = {
     {"hunyuan-dense", 0, 0, 2048, 0, 1e-5},
     {"hunyuan-moe", 0, 0, 2048, 0, 1e-5},
     {"olmo", 0, 0, 2048, 0, 1e-5},
+    {"cwm", 8, 128, 131072, 8192, 1e-5, 1000000},
+    {"helium", 20, 128, 4096, 0, 1e-8, 100000},
+    {"jais2", 0, 0, 8192, 0, 1e-5, 500000},
+    {"qwen3vlmoe", 16, 0, 128000, 0, 1e-6, 500000},
     {"falcon", 0, 0, 2048, 0, 1e-5},
     {"gptj", 0, 0, 2048, 0, 1e-5},
     {"starcoder", 0, 0, 1024, 0, 1e-5},
@@ -152,7 +156,8 @@ void read_window(const Fields& f, ModelConfig& c) {
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
-      slides.push_back(c.architecture == "gemma3n" ? i % 5 != 0
+      slides.push_back(c.architecture == "cwm"       ? i % 4 != 0
+                       : c.architecture == "gemma3n" ? i % 5 != 0
                        : period > 0                ? (i + 1) % period != 0
                                                    : i >= first);
   }

@@ -92,6 +92,13 @@ void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   double theta = f.number({"rope_theta", "rotary_emb_base"}, olmo3 ? 500000 : usual_theta);
   if (c.architecture == "chatglm") theta *= f.number({"rope_ratio"}, 1);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
+  // Transformers would assume the scaling of the published models.
+  bool scaled = c.architecture == "gpt-oss" || c.architecture == "apertus" ||
+                c.architecture == "cwm" ||
+                f.text({"model_type"}, "") == "ministral3";
+  if (scaled && !params)
+    fail(ErrorCode::kCorrupt, "{}: config.json has no rope_scaling, which a model of type {} needs",
+         f.where(), f.text({"model_type"}, ""));
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
   Fields p(params ? *params : none, f.where());
