@@ -178,6 +178,29 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
     keys.number("final_logit_softcapping", c.final_softcap);
 }
 
+// The files have what softplus is applied to, under keys without the architecture.
+void write_xielu(const ModelConfig& c, GgufWriter& out) {
+  auto raw = [](double x) { return static_cast<float>(std::log(std::expm1(x))); };
+  std::vector<float> p, n, beta, eps;
+  for (const XieluConfig& a : c.xielu) {
+    p.push_back(raw(a.p));
+    n.push_back(raw(a.n - a.beta));
+    beta.push_back(static_cast<float>(a.beta));
+    eps.push_back(-1e-6F);
+  }
+  out.set_floats("xielu.alpha_p", p);
+  out.set_floats("xielu.alpha_n", n);
+  out.set_floats("xielu.beta", beta);
+  out.set_floats("xielu.eps", eps);
+}
+
+bool same_xielu(const std::vector<XieluConfig>& a, const std::vector<XieluConfig>& b) {
+  auto near = [](double x, double y) { return std::fabs(x - y) <= 1e-6 * std::fabs(y); };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
+    return near(x.p, y.p) && near(x.n, y.n) && near(x.beta, y.beta);
+  });
+}
+
 void write_encoder(const ModelConfig& c, KeyWriter& keys, GgufWriter& out) {
   keys.integer("attention.head_count", c.heads);
   keys.number("attention.layer_norm_epsilon", c.norm_eps);
@@ -221,7 +244,8 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   if (find_family(c.architecture) && find_family(c.architecture)->hybrid)
     fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF", c.architecture);
   bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
-  keys.integer("feed_forward_length", attention ? c.ffn : 0);
+  // Qwen 1 counts gate and up.
+  keys.integer("feed_forward_length", c.architecture == "qwen" ? 2 * c.ffn : attention ? c.ffn : 0);
   keys.integer("vocab_size", c.vocab);
   if (c.embedding.encoder) return write_encoder(c, keys, out);
   if (c.recurrent.heads > 0) write_recurrent(c, keys);
@@ -234,6 +258,7 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   if (c.rope.dims > 0) write_rope(c, keys, out);
   write_experts(c, keys);
   write_altup(c, keys);
+  if (!c.xielu.empty()) write_xielu(c, out);
   write_scales(c, keys);
   if (c.architecture == "gptneox" || c.architecture == "stablelm")
     keys.boolean("use_parallel_residual", c.parallel);
@@ -298,7 +323,7 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
                         a.pre_norms == b.pre_norms && a.post_norms == b.post_norms &&
                         a.head_qk_norm == b.head_qk_norm && a.late_qk_norm == b.late_qk_norm &&
                         a.unit_norms == b.unit_norms && near(a.clip_qkv, b.clip_qkv)},
-      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp && a.xielu == b.xielu},
+      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
       {"tied embeddings", a.tied_embeddings == b.tied_embeddings},

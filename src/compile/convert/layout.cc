@@ -236,6 +236,8 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
     }
     if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
       dims.push_back(1);
+    if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
+      dims = {dims[0] / c.head_dim, c.head_dim};
     if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
     Decays decays = r.decay_log && slot.stem == "ssm_a" ? Decays::kFromLog : Decays::kSame;
     layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps), decays});
