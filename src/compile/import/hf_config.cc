@@ -411,7 +411,11 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
   bool usual = family.tied || !has_head;
   const char* tie = f.find({"tie_embedding"}) ? "tie_embedding" : "tie_word_embeddings";  // LFM2
-  c.tied_embeddings = f.boolean(tie, config_json.get_bool("tie_word_embeddings", usual));
+  c.tied_embeddings = f.boolean(tie, usual);
+  // The head belongs to the whole model, whose field comes first.
+  const Fields whole(config_json, where);
+  if (whole.find({tie}) && (has_head || whole.boolean(tie, false)))
+    c.tied_embeddings = whole.boolean(tie, usual);
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };

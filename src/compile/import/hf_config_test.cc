@@ -336,6 +336,32 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
 }
 
+// The head belongs to the model with images, not to its text part.
+TEST(HfConfig, TheWholeModelSaysWhetherItsHeadIsTied) {
+  auto tied = [&](bool head, const char* whole, const char* text) {
+    HfModel m;
+    m.llama();
+    Value json = Value::object();
+    json.set("text_config", config("llama", text));
+    if (*whole) json.set("tie_word_embeddings", *whole == 't');
+    WeightTable table;
+    for (const std::string& name : m.table.names())
+      if (head || name != "lm_head.weight") {
+        const TensorView* t = m.table.find(name);
+        table.add_f32(name, t->dims, std::vector<float>(static_cast<size_t>(t->elements())));
+      }
+    return config_from_hf(json, table, "folder").tied_embeddings;
+  };
+  const char* no = R"(,"tie_word_embeddings":false)";
+  const char* yes = R"(,"tie_word_embeddings":true)";
+  EXPECT_TRUE(tied(true, "t", no));
+  EXPECT_FALSE(tied(true, "f", yes));
+  EXPECT_TRUE(tied(false, "t", no));
+  EXPECT_TRUE(tied(false, "f", yes));
+  EXPECT_FALSE(tied(true, "", no));
+  EXPECT_TRUE(tied(true, "", yes));
+}
+
 TEST(ImportModel, FoldersFilesAndWrongPaths) {
   test::TempFolder folder;
   test::SafetensorsBuilder builder;
