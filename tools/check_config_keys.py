@@ -140,11 +140,14 @@ def main():
                 rows = [0, 9, 20, 39]
                 (goldens / f"{folder.name}.json").write_text(json.dumps({
                     "format": 1, "model": folder.name, "gguf": False, "vocab": tiny_models.VOCAB, "weights_sha256": "", "sequences": [{
-                        "ids": ids, "rows": rows, "logits": [[float(f"{x:.9g}") for x in logits[r]] for r in rows], "greedy": [],
+                        "ids": ids, "rows": rows, "logits": [[float(f"{x:.9g}") for x in logits[r]] for r in rows], "greedy": [int(logits[-1].argmax())],
                         "greedy_margin": 0, "nll": make_goldens.nll_of(logits, ids)}]}))
         table = subprocess.run([args.build / "tests/cuda_backend/family_table", "cpu"], capture_output=True, text=True, env={
             **os.environ, "TOKAMAK_TABLE_GOLDENS": str(goldens), "TOKAMAK_TINY_FAMILIES": str(models)})
-    wrong = [line for line in table.stdout.splitlines() if "WRONG" in line or "nan" in line]
+    rows = [line for line in table.stdout.splitlines() if line.startswith(tuple(f"| {name} |" for name in names))]
+    if len(rows) != len(names):
+        sys.exit(f"family_table compared {len(rows)} of {len(names)} models: {table.stderr}")
+    wrong = [line for line in rows if "WRONG" in line or "nan" in line]
     for line in wrong:
         print(f"{names[re.split(r' *[|] *', line)[1]]}: {line}")
     print(table.stderr, end="")

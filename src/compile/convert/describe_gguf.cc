@@ -242,7 +242,8 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
   if (find_family(c.architecture) && find_family(c.architecture)->hybrid)
-    fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF", c.architecture);
+    fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF",
+         c.architecture);
   bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
   // Qwen 1 counts gate and up.
   keys.integer("feed_forward_length", c.architecture == "qwen" ? 2 * c.ffn : attention ? c.ffn : 0);
@@ -302,6 +303,13 @@ bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool u
   return a == b;
 }
 
+bool same_norms(const ModelConfig& a, const ModelConfig& b) {
+  return a.norm == b.norm && a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
+         a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
+         a.post_norms == b.post_norms && a.head_qk_norm == b.head_qk_norm &&
+         a.late_qk_norm == b.late_qk_norm && a.unit_norms == b.unit_norms;
+}
+
 }  // namespace
 
 std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
@@ -317,13 +325,10 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"the sizes", a.vocab == b.vocab && a.hidden == b.hidden && a.ffn == b.ffn &&
                         a.layers == b.layers && a.heads == b.heads && a.kv_heads == b.kv_heads &&
                         a.head_dim == b.head_dim && a.context == b.context},
-      {"the norms", a.norm == b.norm && near(a.norm_eps, b.norm_eps) &&
-                        a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
-                        a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk &&
-                        a.pre_norms == b.pre_norms && a.post_norms == b.post_norms &&
-                        a.head_qk_norm == b.head_qk_norm && a.late_qk_norm == b.late_qk_norm &&
-                        a.unit_norms == b.unit_norms && near(a.clip_qkv, b.clip_qkv)},
-      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
+      {"the norms",
+       near(a.norm_eps, b.norm_eps) && near(a.clip_qkv, b.clip_qkv) && same_norms(a, b)},
+      {"the activation",
+       a.activation == b.activation && a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
       {"tied embeddings", a.tied_embeddings == b.tied_embeddings},

@@ -67,6 +67,28 @@ void check_altup(const ModelConfig& c, std::string_view where) {
            "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
 }
 
+void check_rope(const ModelConfig& c, std::string_view where) {
+  for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
+    check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
+    if (r->dims % 2 != 0)
+      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
+           r->dims);
+    if (!(r->theta > 0) || !(r->factor > 0) || !std::isfinite(r->theta) ||
+        !std::isfinite(r->factor))
+      fail(ErrorCode::kCorrupt, "{}: the rotary base {} and factor {} must be positive numbers",
+           where, r->theta, r->factor);
+    for (const auto* list : {&r->short_factor, &r->long_factor, &r->freq_divisors}) {
+      if (!list->empty() && static_cast<int64_t>(list->size()) != r->dims / 2)
+        fail(ErrorCode::kCorrupt, "{}: {} rotary factors for {} rotated dimensions", where,
+             list->size(), r->dims);
+      for (double v : *list)
+        if (!(v > 0) || !std::isfinite(v))
+          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}, expected a positive number", where,
+               v);
+    }
+  }
+}
+
 int64_t product_of(const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (int64_t d : dims) n *= d;
@@ -151,25 +173,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
   if (!(c.norm_eps > 0 && c.norm_eps < 1))
     fail(ErrorCode::kCorrupt, "{}: the norm's epsilon is {}, expected a number between 0 and 1",
          where, c.norm_eps);
-  for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
-    check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
-    if (r->dims % 2 != 0)
-      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
-           r->dims);
-    if (!(r->theta > 0) || !(r->factor > 0) || !std::isfinite(r->theta) ||
-        !std::isfinite(r->factor))
-      fail(ErrorCode::kCorrupt, "{}: the rotary base {} and factor {} must be positive numbers",
-           where, r->theta, r->factor);
-    for (const auto* list : {&r->short_factor, &r->long_factor, &r->freq_divisors}) {
-      if (!list->empty() && static_cast<int64_t>(list->size()) != r->dims / 2)
-        fail(ErrorCode::kCorrupt, "{}: {} rotary factors for {} rotated dimensions", where,
-             list->size(), r->dims);
-      for (double v : *list)
-        if (!(v > 0) || !std::isfinite(v))
-          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}, expected a positive number", where,
-               v);
-    }
-  }
+  check_rope(c, where);
   for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale, c.clip_qkv})
     if (!(v >= 0) || !std::isfinite(v))
       fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}, expected 0 or a positive number",

@@ -201,7 +201,8 @@ void read_variants(const Keys& keys, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = keys.number("logit_scale", 0.0625);
   }
-  if (c.architecture.starts_with("nemotron_h") || (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
+  if (c.architecture.starts_with("nemotron_h") ||
+      (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
     c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   if (c.architecture == "smollm3") {
     for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
@@ -425,7 +426,8 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     c.heads = keys.required("attention.head_count");
     c.kv_heads = family.hybrid ? keys.largest("attention.head_count_kv")
                                : keys.integer("attention.head_count_kv", c.heads);
-    c.ffn = family.hybrid ? keys.largest("feed_forward_length") : keys.required("feed_forward_length");
+    c.ffn =
+        family.hybrid ? keys.largest("feed_forward_length") : keys.required("feed_forward_length");
     if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))

@@ -16,7 +16,8 @@ namespace {
 // from old converters.
 // LFM2's norm before the output has the name of one after the embedding.
 std::string output_norm(const ModelConfig& c, const WeightSlot& slot) {
-  return slot.stem == "output_norm" && c.architecture.starts_with("lfm2") ? "token_embd_norm.weight" : "";
+  return slot.stem == "output_norm" && c.architecture.starts_with("lfm2") ? "token_embd_norm.weight"
+                                                                          : "";
 }
 
 bool may_stay_unused(const std::string& name) {
@@ -34,7 +35,9 @@ bool norm_by_place(const Family& family) {
 // Falcon 40B: the norm before the MLP has the name that the only norm of Falcon 7B has.
 std::string falcon_norm(const ModelConfig& c, const WeightSlot& slot) {
   if (c.architecture != "falcon" || !c.two_norms) return "";
-  const char* stem = slot.stem == "attn_norm" ? "attn_norm_2" : slot.stem == "ffn_norm" ? "attn_norm" : "";
+  const char* stem = slot.stem == "attn_norm"  ? "attn_norm_2"
+                     : slot.stem == "ffn_norm" ? "attn_norm"
+                                               : "";
   return *stem ? fmt::format("blk.{}.{}.{}", slot.layer, stem, slot.suffix) : "";
 }
 

@@ -158,8 +158,8 @@ void read_window(const Fields& f, ModelConfig& c) {
     for (int64_t i = 0; i < c.layers; ++i)
       slides.push_back(c.architecture == "cwm"       ? i % 4 != 0
                        : c.architecture == "gemma3n" ? i % 5 != 0
-                       : period > 0                ? (i + 1) % period != 0
-                                                   : i >= first);
+                       : period > 0                  ? (i + 1) % period != 0
+                                                     : i >= first);
   }
   for (bool s : slides)
     if (s) c.sliding_window = window;
@@ -250,7 +250,7 @@ void check_file(const Value& json, std::string_view where) {
 void read_shared_heads(const Fields& f, ModelConfig& c) {
   if (c.architecture == "falcon") {
     bool grouped = f.boolean("new_decoder_architecture", false);
-    c.kv_heads = grouped                          ? f.integer({"num_kv_heads", "n_head_kv"}, c.heads)
+    c.kv_heads = grouped ? f.integer({"num_kv_heads", "n_head_kv"}, c.heads)
                  : f.boolean("multi_query", true) ? 1
                                                   : c.heads;
   } else if (c.architecture == "gptj") {
@@ -273,21 +273,25 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
-  c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"padded_vocab_size", "vocab_size"});
+  c.vocab =
+      gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"padded_vocab_size", "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
-  c.layers = family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
+  c.layers =
+      family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
   c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
-  c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, usual.context);
+  c.context =
+      f.integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, usual.context);
   if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
   read_shared_heads(f, c);
   bool latent = c.architecture == "deepseek2";
   if (!latent && !f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
          c.hidden, c.heads);
-  c.head_dim = f.integer({"head_dim", "kv_channels"}, usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
+  c.head_dim = f.integer({"head_dim", "kv_channels"},
+                         usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
   if (c.architecture == "deepseek2") {
     c.kv_heads = c.heads;
     c.latent = {f.required({"kv_lora_rank"}), f.integer({"q_lora_rank"}, 0),
@@ -320,8 +324,9 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   else
     c.ffn = family.conv1d || c.architecture == "gptj" || c.architecture == "starcoder"
                 ? f.integer({"n_inner"}, 4 * c.hidden)
-            : c.architecture == "falcon" ? f.integer({"ffn_hidden_size"}, 4 * c.hidden)
-                                         : f.required({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
+            : c.architecture == "falcon"
+                ? f.integer({"ffn_hidden_size"}, 4 * c.hidden)
+                : f.required({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
 }
 
 void read_gpt2(const Fields& f, ModelConfig& c) {
@@ -343,10 +348,24 @@ void read_opt(const Fields& f, const ModelConfig& c) {
 // GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
 // mean the tanh form.
 void read_activation(const Fields& f, ModelConfig& c) {
-  const Value* act = !c.architecture.starts_with("gemma")
-                         ? f.find({"hidden_act", "activation_function", "activation", "mlp_hidden_act"})
-                         : f.find({"hidden_activation"});
+  const Value* act =
+      !c.architecture.starts_with("gemma")
+          ? f.find({"hidden_act", "activation_function", "activation", "mlp_hidden_act"})
+          : f.find({"hidden_activation"});
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
+}
+
+// The head belongs to the whole model, whose field comes before that of its text part.
+void read_tied(const Fields& f, const Fields& whole, const Family& family,
+               const QuantizedWeights& quantized, const WeightSource& weights,
+               const std::string& prefix, ModelConfig& c) {
+  std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
+  bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
+  bool usual = family.tied || !has_head;
+  const char* tie = f.find({"tie_embedding"}) ? "tie_embedding" : "tie_word_embeddings";  // LFM2
+  c.tied_embeddings = f.boolean(tie, usual);
+  if (whole.find({tie}) && (has_head || whole.boolean(tie, false)))
+    c.tied_embeddings = whole.boolean(tie, usual);
 }
 
 // The parameters of Apertus' activation are tensors of one number.
@@ -357,13 +376,15 @@ void read_xielu(const WeightSource& weights, const std::string& prefix, std::str
     const TensorView* t = weights.find(tensor);
     if (!t && usual != 0) return usual;
     if (!t || t->elements() != 1 || !dtype_info(t->dtype).is_float || is_block_type(t->dtype))
-      fail(ErrorCode::kCorrupt, "{}: tensor {} is {}", where, tensor, t ? "not one number" : "missing");
+      fail(ErrorCode::kCorrupt, "{}: tensor {} is {}", where, tensor,
+           t ? "not one number" : "missing");
     float x = 0;
     decode_row(t->dtype, t->bytes.data(), &x, 1);
     return static_cast<double>(x);
   };
   for (int64_t l = 0; l < c.layers; ++l)
-    c.xielu.push_back(xielu_of(value(l, "alpha_p", 0), value(l, "alpha_n", 0), value(l, "beta", 0.5)));
+    c.xielu.push_back(
+        xielu_of(value(l, "alpha_p", 0), value(l, "alpha_n", 0), value(l, "beta", 0.5)));
 }
 
 }  // namespace
@@ -407,15 +428,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   read_variants(f, family, c);
   if (c.architecture.starts_with("gemma")) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
-  std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
-  bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
-  bool usual = family.tied || !has_head;
-  const char* tie = f.find({"tie_embedding"}) ? "tie_embedding" : "tie_word_embeddings";  // LFM2
-  c.tied_embeddings = f.boolean(tie, usual);
-  // The head belongs to the whole model, whose field comes first.
-  const Fields whole(config_json, where);
-  if (whole.find({tie}) && (has_head || whole.boolean(tie, false)))
-    c.tied_embeddings = whole.boolean(tie, usual);
+  read_tied(f, Fields(config_json, where), family, quantized, weights, prefix, c);
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };

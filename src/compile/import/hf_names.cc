@@ -236,11 +236,15 @@ constexpr HfName kGemma3nNames[] = {
 
 constexpr HfName kStableLmNames[] = {{"attn_q_norm", "self_attn.q_layernorm.norms.{}"},
                                      {"attn_k_norm", "self_attn.k_layernorm.norms.{}"}};
-constexpr HfName kApertusNames[] = {{"attn_norm", "attention_layernorm"}, {"ffn_norm", "feedforward_layernorm"}};
+constexpr HfName kApertusNames[] = {{"attn_norm", "attention_layernorm"},
+                                    {"ffn_norm", "feedforward_layernorm"}};
 constexpr HfName kHunyuanNames[] = {
-    {"attn_q_norm", "self_attn.query_layernorm"}, {"attn_k_norm", "self_attn.key_layernorm"},
-    {"ffn_gate_inp", "mlp.gate.wg"},              {"ffn_gate_shexp", "mlp.shared_mlp.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_mlp.up_proj"},   {"ffn_down_shexp", "mlp.shared_mlp.down_proj"},
+    {"attn_q_norm", "self_attn.query_layernorm"},
+    {"attn_k_norm", "self_attn.key_layernorm"},
+    {"ffn_gate_inp", "mlp.gate.wg"},
+    {"ffn_gate_shexp", "mlp.shared_mlp.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_mlp.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_mlp.down_proj"},
 };
 constexpr HfName kFalconNames[] = {
     {"attn_q", "self_attention.query_key_value"},
@@ -253,10 +257,14 @@ constexpr HfName kFalconNames[] = {
     {"output_norm", "ln_f"},
 };
 constexpr HfName kGptJNames[] = {
-    {"attn_norm", "ln_1"},        {"attn_q", "attn.q_proj"},
-    {"attn_k", "attn.k_proj"},    {"attn_v", "attn.v_proj"},
-    {"attn_output", "attn.out_proj"}, {"ffn_up", "mlp.fc_in"},
-    {"ffn_down", "mlp.fc_out"},   {"token_embd", "wte"},
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.q_proj"},
+    {"attn_k", "attn.k_proj"},
+    {"attn_v", "attn.v_proj"},
+    {"attn_output", "attn.out_proj"},
+    {"ffn_up", "mlp.fc_in"},
+    {"ffn_down", "mlp.fc_out"},
+    {"token_embd", "wte"},
     {"output_norm", "ln_f"},
 };
 constexpr HfName kQwenNames[] = {
@@ -341,23 +349,41 @@ struct OwnNames {
   std::span<const HfName> names;
 };
 constexpr OwnNames kOwnNames[] = {
-    {"gpt2", kGpt2Names},           {"opt", kOptNames},
-    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
-    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
-    {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
-    {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
-    {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
-    {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
-    {"gemma3n", kGemma3nNames},     {"granitemoe", kGraniteMoeNames},
-    {"gptneox", kGptNeoXNames},     {"ernie4_5-moe", kErnieMoeNames},
-    {"minimax-m2", kMiniMaxNames},  {"qwen35", kQwen35Names},
-    {"qwen35moe", kQwen35Names},    {"apertus", kApertusNames},
-    {"hunyuan-dense", kHunyuanNames}, {"hunyuan-moe", kHunyuanNames},
-    {"falcon", kFalconNames},       {"gptj", kGptJNames},
-    {"starcoder", kGpt2Names},      {"qwen", kQwenNames},
-    {"granitehybrid", kGraniteHybridNames}, {"nemotron_h", kNemotronHNames},
-    {"nemotron_h_moe", kNemotronHNames}, {"lfm2", kLfm2Names}, {"lfm2moe", kLfm2Names},
-    {"chatglm", kChatGlmNames},     {"stablelm", kStableLmNames},
+    {"gpt2", kGpt2Names},
+    {"opt", kOptNames},
+    {"phi2", kPhi2Names},
+    {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},
+    {"internlm2", kInternLm2Names},
+    {"exaone", kExaoneNames},
+    {"mixtral", kMixtralNames},
+    {"qwen2moe", kQwen2MoeNames},
+    {"deepseek2", kLatentNames},
+    {"gpt-oss", kGptOssNames},
+    {"mamba2", kMamba2Names},
+    {"qwen3next", kQwen3NextNames},
+    {"llama4", kLlama4Names},
+    {"gemma3n", kGemma3nNames},
+    {"granitemoe", kGraniteMoeNames},
+    {"gptneox", kGptNeoXNames},
+    {"ernie4_5-moe", kErnieMoeNames},
+    {"minimax-m2", kMiniMaxNames},
+    {"qwen35", kQwen35Names},
+    {"qwen35moe", kQwen35Names},
+    {"apertus", kApertusNames},
+    {"hunyuan-dense", kHunyuanNames},
+    {"hunyuan-moe", kHunyuanNames},
+    {"falcon", kFalconNames},
+    {"gptj", kGptJNames},
+    {"starcoder", kGpt2Names},
+    {"qwen", kQwenNames},
+    {"granitehybrid", kGraniteHybridNames},
+    {"nemotron_h", kNemotronHNames},
+    {"nemotron_h_moe", kNemotronHNames},
+    {"lfm2", kLfm2Names},
+    {"lfm2moe", kLfm2Names},
+    {"chatglm", kChatGlmNames},
+    {"stablelm", kStableLmNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -372,7 +398,8 @@ std::string_view hf_stem(const Family& family, std::string_view stem) {
   std::string_view name;
   for (const OwnNames& own : kOwnNames)
     if (own.architecture == family.architecture) name = lookup(own.names, stem);
-  if (name.empty() && family.architecture.starts_with("nemotron_h")) name = lookup(kMamba2Names, stem);
+  if (name.empty() && family.architecture.starts_with("nemotron_h"))
+    name = lookup(kMamba2Names, stem);
   if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
   if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);

@@ -26,11 +26,11 @@ std::vector<std::string> layer_kinds(const Fields& f, int64_t layers) {
   struct Name {
     std::string_view file, kind;
   };
-  constexpr Name kNames[] = {{"mamba", "mamba"},   {"linear_attention", "mamba"},
-                             {"M", "mamba"},       {"attention", "attention"},
-                             {"*", "attention"},   {"full_attention", "attention"},
-                             {"conv", "conv"},     {"mlp", "mlp"},
-                             {"-", "mlp"},         {"moe", "moe"},
+  constexpr Name kNames[] = {{"mamba", "mamba"}, {"linear_attention", "mamba"},
+                             {"M", "mamba"},     {"attention", "attention"},
+                             {"*", "attention"}, {"full_attention", "attention"},
+                             {"conv", "conv"},   {"mlp", "mlp"},
+                             {"-", "mlp"},       {"moe", "moe"},
                              {"E", "moe"}};
   std::vector<std::string> out;
   auto add = [&](std::string_view name) {
@@ -73,7 +73,8 @@ int64_t count_layers(const Fields& f) { return std::ssize(layer_kinds(f, 0)); }
 int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
   if (c.architecture == "granitehybrid") {
     bool dense = f.integer({"num_local_experts"}, 8) == 0;
-    return dense ? f.integer({"shared_intermediate_size"}, 1024) : f.required({"intermediate_size"});
+    return dense ? f.integer({"shared_intermediate_size"}, 1024)
+                 : f.required({"intermediate_size"});
   }
   int64_t n = f.required({"block_ff_dim", "intermediate_size"});
   if (c.architecture == "lfm2moe" || !f.boolean("block_auto_adjust_ff_dim", true)) return n;
@@ -88,7 +89,8 @@ int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
 // Layers of Mamba-2 or of convolutions beside attention.
 void read_hybrid(const Fields& f, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
-  bool nemotron = c.architecture.starts_with("nemotron_h"), conv = c.architecture.starts_with("lfm2");
+  bool nemotron = c.architecture.starts_with("nemotron_h"),
+       conv = c.architecture.starts_with("lfm2");
   std::vector<std::string> kinds = layer_kinds(f, c.layers);
   for (const std::string& kind : kinds) {
     bool mlp = kind == "mlp" || kind == "moe";
@@ -130,7 +132,8 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
     read_step_limit(f, r);
   }
   if (f.boolean("mamba_proj_bias", false) || f.boolean("use_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: biases of Mamba-2's projections are not supported", f.where());
+    fail(ErrorCode::kUnsupported, "{}: biases of Mamba-2's projections are not supported",
+         f.where());
 }
 
 // Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
@@ -149,7 +152,8 @@ void read_recurrent(const Fields& f, ModelConfig& c) {
   r.decay_log = true;
   read_step_limit(f, r);
   if (f.text({"hidden_act"}, "silu") != "silu" && f.text({"hidden_act"}, "silu") != "swish")
-    fail(ErrorCode::kUnsupported, "{}: Mamba-2 with another activation than silu is not supported", f.where());
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 with another activation than silu is not supported",
+         f.where());
   if (f.boolean("use_bias", false))
     fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
   if (!f.boolean("rms_norm", true))

@@ -21,7 +21,8 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   bool phi3 = top.text({"model_type"}, "") == "phi3";
   if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
   if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
-  if (double alpha = p.number({"alpha"}, 0); type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
+  if (double alpha = p.number({"alpha"}, 0);
+      type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
     // Fixed: it does not depend on the length.
     auto n = static_cast<double>(dims);
     r.theta *= std::pow(alpha, n / (n - 2));
@@ -94,8 +95,7 @@ void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
   // Transformers would assume the scaling of the published models.
   bool scaled = c.architecture == "gpt-oss" || c.architecture == "apertus" ||
-                c.architecture == "cwm" ||
-                f.text({"model_type"}, "") == "ministral3";
+                c.architecture == "cwm" || f.text({"model_type"}, "") == "ministral3";
   if (scaled && !params)
     fail(ErrorCode::kCorrupt, "{}: config.json has no rope_scaling, which a model of type {} needs",
          f.where(), f.text({"model_type"}, ""));

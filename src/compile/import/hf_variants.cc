@@ -40,7 +40,8 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
       c.layer_rotates.push_back(v ? v->as_int() != 0 : (i + 1) % interval != 0);
     }
   } else if (c.architecture.starts_with("nemotron_h") ||
-             (c.architecture == "granitehybrid" && f.text({"position_embedding_type"}, "") != "rope")) {
+             (c.architecture == "granitehybrid" &&
+              f.text({"position_embedding_type"}, "") != "rope")) {
     c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
@@ -79,7 +80,10 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
   bool one_dense = c.architecture == "glm4moe" || c.architecture == "ernie4_5-moe" ||
                    f.text({"model_type"}, "") == "glm4_moe_lite";
-  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"}, one_dense ? 1 : c.architecture == "lfm2moe" ? 2 : 0);
+  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"},
+                            one_dense                     ? 1
+                            : c.architecture == "lfm2moe" ? 2
+                                                          : 0);
   const char* key = c.architecture == "llama4"         ? "interleave_moe_layer_step"
                     : c.architecture == "ernie4_5-moe" ? "moe_layer_interval"
                                                        : "decoder_sparse_step";
@@ -120,8 +124,8 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   // Qwen3's default is not the value of its models.
   if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
   e.normalize =
-      c.architecture == "mixtral" || c.architecture == "gpt-oss" || c.architecture == "hunyuan-moe" ||
-      c.architecture == "qwen3vlmoe" ||
+      c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
+      c.architecture == "hunyuan-moe" || c.architecture == "qwen3vlmoe" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
   if (c.architecture == "ernie4_5-moe") {
@@ -132,7 +136,8 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   } else if (c.architecture == "nemotron_h_moe") {
     e.shared_ffn = f.integer({"moe_shared_expert_intermediate_size"}, 7688);
     if (f.find({"moe_latent_size"}))
-      fail(ErrorCode::kUnsupported, "{}: experts of a smaller vector (moe_latent_size) are not supported", f.where());
+      fail(ErrorCode::kUnsupported,
+           "{}: experts of a smaller vector (moe_latent_size) are not supported", f.where());
   } else if (c.architecture.starts_with("granite")) {
     bool shared = f.text({"model_type"}, "") != "granitemoe";
     e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);

@@ -62,11 +62,15 @@ bool is_stacked(const Family& family, const WeightSlot& slot) {
 }
 
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
-  WeightSlot first{0, family.architecture == "falcon" || family.unit_norms ? "attn_output" : family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
-  for (const char* prefix :
-       {"model.", "", "transformer.", "language_model.model.", "model.language_model.",
-        "model.decoder.", "decoder.", "backbone.", "gpt_neox.", "transformer.encoder.",
-        "model.text_model."})
+  WeightSlot first{0,
+                   family.architecture == "falcon" || family.unit_norms ? "attn_output"
+                   : family.pre_norms                                   ? "attn_norm"
+                                                                        : "post_attention_norm",
+                   "weight",
+                   {}};
+  for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
+                             "model.language_model.", "model.decoder.", "decoder.", "backbone.",
+                             "gpt_neox.", "transformer.encoder.", "model.text_model."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -101,8 +105,8 @@ namespace {
 // Falcon 40B has a norm for each part of a block, under other names than those of Falcon 7B.
 std::string own_norm_name(const Family& family, const ModelConfig& config, std::string name) {
   if (family.architecture != "falcon" || !config.two_norms) return name;
-  for (const auto& [from, to] : {std::pair("input_layernorm", "ln_attn"),
-                                 {"post_attention_layernorm", "ln_mlp"}})
+  for (const auto& [from, to] :
+       {std::pair("input_layernorm", "ln_attn"), {"post_attention_layernorm", "ln_mlp"}})
     if (size_t at = name.find(from); at != std::string::npos)
       return name.replace(at, std::string_view(from).size(), to);
   return name;
@@ -143,7 +147,8 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
     FusedRows rows = fused_rows(config, slot.stem);
     check_fused_size(weights, where, source, rows.total, !steps.empty());
     bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox" ||
-                   family.architecture == "falcon" || (family.architecture == "starcoder" && config.kv_heads > 1);
+                   family.architecture == "falcon" ||
+                   (family.architecture == "starcoder" && config.kv_heads > 1);
     steps.push_back(grouped ? grouped_rows(config, slot.stem) : slice_rows(rows.begin, rows.end));
   }
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
@@ -201,8 +206,9 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   return steps;
 }
 
-// Qwen3.5 and Qwen3-VL are published with one tensor for all experts and Qwen3.5 is saved by transformers with one for each.
-// Then `sources` becomes the former, with a suffix that the tensor does not have.
+// Qwen3.5 and Qwen3-VL are published with one tensor for all experts and Qwen3.5 is saved by
+// transformers with one for each. Then `sources` becomes the former, with a suffix that the tensor
+// does not have.
 bool published_stacked(const WeightSource& weights, const Family& family, const std::string& prefix,
                        const WeightSlot& slot, std::vector<std::string>& sources) {
   bool published = family.architecture == "qwen35moe" || family.architecture == "qwen3vlmoe";

@@ -23,8 +23,8 @@ void add_head_norm_steps(const Family& family, const ModelConfig& c, const Weigh
                          std::vector<RecipeStep>& steps) {
   steps.push_back(reshape(slot.dims));
   if (family.interleaved || family.gguf_interleaved)
-    steps.push_back(permute_rows(slot.dims[0] / c.head_dim,
-                                 c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+    steps.push_back(
+        permute_rows(slot.dims[0] / c.head_dim, c.rope.dims == c.head_dim ? 0 : c.rope.dims));
 }
 
 void scale_latent(ModelConfig& c) {
@@ -85,7 +85,8 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
     if (slot.stem == "ssm_out") return {in_layer("shortconv.out_proj.weight"), {}};
     if (slot.stem == "ssm_conv1d")
       return {in_layer("shortconv.conv.weight"),
-              {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
+              {reshape(slot.dims),
+               {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
     return {in_layer("shortconv.in_proj.weight"), {slice_rows(part * h, (part + 1) * h)}};
   }
   if (!slot.stem.starts_with("ssm_")) return {};

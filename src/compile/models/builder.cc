@@ -279,7 +279,9 @@ Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
 Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
   Attrs eps = Value::Object{{"eps", config.norm_eps}};
   if (config.unit_norms)
-    return op("layer_norm", {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))}, eps, prefix);
+    return op("layer_norm",
+              {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))},
+              eps, prefix);
   Ref w = weight(prefix + ".weight");
   if (config.norm == NormKind::kRms) return op("rms_norm", {x, w}, eps, prefix);
   if (has(prefix + ".bias")) return op("layer_norm", {x, w, weight(prefix + ".bias")}, eps, prefix);
@@ -297,7 +299,8 @@ Ref ModelBuilder::head_norm(Ref x, const std::string& prefix) {
 }
 
 Ref ModelBuilder::clip(Ref x, double limit) {
-  return op("maximum", {op("minimum", {x, constant("limit", {limit})}), constant("floor", {-limit})});
+  return op("maximum",
+            {op("minimum", {x, constant("limit", {limit})}), constant("floor", {-limit})});
 }
 
 Ref ModelBuilder::unit_norm(Ref x, int64_t width) {

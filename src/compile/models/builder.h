@@ -36,9 +36,9 @@ class ModelBuilder {
   Ref linear(Ref x,
              const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
                                           // change by the row's adapter
-  Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
+  Ref norm(Ref x, const std::string& prefix);       // the model's kind of norm
   Ref head_norm(Ref x, const std::string& prefix);  // the same, with weights for each head
-  Ref unit_norm(Ref x, int64_t width);           // of the mean square, without weights
+  Ref unit_norm(Ref x, int64_t width);              // of the mean square, without weights
   Ref clip(Ref x, double limit);
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]

@@ -108,7 +108,9 @@ Ref short_conv(ModelBuilder& b, Ref x, int64_t layer) {
 
 Ref recurrent_mixer(ModelBuilder& b, Ref x, int64_t layer) {
   const RecurrentConfig& r = b.config.recurrent;
-  return r.delta ? delta_attention(b, x, layer) : r.short_conv ? short_conv(b, x, layer) : mixer(b, x, layer);
+  return r.delta        ? delta_attention(b, x, layer)
+         : r.short_conv ? short_conv(b, x, layer)
+                        : mixer(b, x, layer);
 }
 
 }  // namespace tokamak
