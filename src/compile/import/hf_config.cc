@@ -1,5 +1,6 @@
 #include "compile/import/hf_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -441,8 +442,6 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   c.qkv_bias = has("attn_q");
   c.o_bias = has("attn_output");
   c.mlp_bias = has("ffn_up");
-  if (c.alone && f.boolean("mlp_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: mlp_bias is not supported", where);
   c.shared_kv_weights = weights.find(hf_tensor_name(
                             family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
   if (c.activation == Activation::kXielu) read_xielu(weights, prefix, where, c);

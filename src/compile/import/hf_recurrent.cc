@@ -131,9 +131,9 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
   } else {
     read_step_limit(f, r);
   }
-  if (f.boolean("mamba_proj_bias", false) || f.boolean("use_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: biases of Mamba-2's projections are not supported",
-         f.where());
+  if (f.boolean("mamba_proj_bias", false) || f.boolean("use_bias", false) ||
+      (nemotron && f.boolean("mlp_bias", false)))
+    fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
 }
 
 // Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
