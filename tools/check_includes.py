@@ -30,7 +30,7 @@ BASIC = "algorithm array charconv chrono deque functional future iterator list m
 # Names after std:: -> headers that declare them; any of these will do.
 NAMES = {
     "algorithm": "all_of any_of binary_search clamp copy copy_n count count_if equal fill fill_n find find_if for_each is_sorted lower_bound make_heap max max_element merge min min_element minmax_element mismatch none_of nth_element partial_sort pop_heap push_heap replace reverse rotate sort stable_partition stable_sort transform unique upper_bound",
-    "cmath": "acos asin atanh ceil copysign cos erf erfc exp exp2 fabs floor fma fmax fmod frexp isfinite isinf isnan ldexp log log2 lround nan nanf nearbyint nextafter nextafterf pow round signbit sin sqrt tanh trunc",
+    "cmath": "acos asin atanh ceil copysign cos erf erfc exp exp2 expm1 fabs floor fma fmax fmod frexp isfinite isinf isnan ldexp log log1p log2 lround nan nanf nearbyint nextafter nextafterf pow round signbit sin sqrt tanh trunc",
     "cmath cstdlib": "abs",
     "cstdlib": "abort aligned_alloc atoi atoll calloc exit free getenv malloc strtod strtoll strtoull",
     "cstdio": "fclose fflush fopen fprintf fputs fscanf fwrite printf puts sscanf",

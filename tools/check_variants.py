@@ -38,6 +38,10 @@ MLA = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_h
 LINEAR = {"head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 12, "linear_value_head_dim": 8,
           "layer_types": ["linear_attention", "full_attention"] * 2}
 
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_expand": 2, "mamba_chunk_size": 8}
+NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 20, "chunk_size": 8, "n_routed_experts": 6,
+            "moe_shared_expert_intermediate_size": 40, **MOE}
+
 # name -> model_type and what differs from SIZES
 VARIANTS = {
     "llama32_tied": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -82,15 +86,43 @@ VARIANTS = {
     "qwen35": ("qwen3_5_text", LINEAR),
     "qwen35_moe": ("qwen3_5_moe_text", {**LINEAR, "num_experts": 6, "shared_expert_intermediate_size": 48, **MOE}),
     "qwen3_next": ("qwen3_next", {**LINEAR, "num_experts": 6, "shared_expert_intermediate_size": 48, **MOE}),
+    "arcee": ("arcee", {"head_dim": 16, "rope_parameters": YARN}),
+    "nemotron": ("nemotron", {"head_dim": 16}),
+    "apertus": ("apertus", {"rope_parameters": LLAMA3}),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}}),
+    "hunyuan_moe": ("hunyuan_v1_moe", {"head_dim": 16, "num_experts": 6, "moe_topk": 2}),
+    "olmo1": ("olmo", {"clip_qkv": 1.5}),
+    "olmoe_clip": ("olmoe", {"clip_qkv": 0.7, "num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    "gpt_j": ("gptj", {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 8}),
+    "falcon7b": ("falcon", {}),
+    "falcon40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon11b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
+    "falcon_serial": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "starcoder": ("gpt_bigcode", {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+    "starcoder_heads": ("gpt_bigcode", {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64, "multi_query": False}),
+    "command_r_plus": ("cohere", {"use_qk_norm": True}),
+    "stablelm_12b": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "granite4": ("granitemoehybrid", {"layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 4,
+                                      "num_experts_per_tok": 2, "shared_intermediate_size": 48, **MAMBA}),
+    "granite4_dense": ("granitemoehybrid", {"layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 0,
+                                            "shared_intermediate_size": 48, "attention_multiplier": 0.3, **MAMBA}),
+    "granite4_micro": ("granitemoehybrid", {"layer_types": ["full_attention"] * 4, "num_local_experts": 0, "position_embedding_type": "rope",
+                                            "shared_intermediate_size": 48, **MAMBA}),
+    "nemotron_h": ("nemotron_h", {"layer_types": ["linear_attention", "mlp", "full_attention", "mlp"], "head_dim": 16, **NEMOTRON}),
+    "nemotron3": ("nemotron_h", {"layer_types": ["linear_attention", "moe", "full_attention", "moe"], "head_dim": 16, **NEMOTRON}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16}),
+    "lfm2_moe": ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_experts": 6, "num_dense_layers": 1, **MOE}),
+    "cwm": ("cwm", {"head_dim": 16, "sliding_window": 6, "rope_parameters": LLAMA3}),
+    "helium": ("helium", {"head_dim": 16}),
+    "jais2": ("jais2", {}),
+    "internlm3": ("internlm3", {"head_dim": 16}),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text", {"head_dim": 16, "num_experts": 6, "rope_parameters": {
+        "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 5e6}, **MOE}),
     # Not supported: one clear line each.
-    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16}),
-    "nemotron": ("nemotron", {}),
-    "olmo1": ("olmo", {}),
-    "gpt_j": ("gptj", {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
     "bloom": ("bloom", {"n_head": 4}),
-    "falcon": ("falcon", {}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
-    "apertus": ("apertus", {}),
+    "gemma4": ("gemma4_text", {"head_dim": 16}),
+    "falcon_h1": ("falcon_h1", {}),
+    "jamba": ("jamba", {}),
 }
 
 

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 import tiny_gguf
+import tiny_more
 import tiny_others
 import tiny_quantized
 import tiny_variants
@@ -111,12 +112,14 @@ MODELS["llama4"] = {**LLAMA4, "attention_chunk_size": 8, "floor_scale": 5, "attn
 MODELS["llama4_long"] = {**LLAMA4, "interleave_moe_layer_step": 1}  # with the chunk of published models, which llama.cpp assumes
 MODELS["gemma3n"] = config("Gemma3nForCausalLM", model_type="gemma3n_text", hidden_act=DROP, **tiny_variants.GEMMA3N)
 MODELS.update(tiny_others.models(config, DROP, EXPERTS))
+MODELS.update(tiny_more.models(config, DROP))
 BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
 GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
-             "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, **tiny_others.REFERENCE}
-NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"} | tiny_others.NOT_AS_GGUF
+             "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, **tiny_others.REFERENCE,
+             **tiny_more.REFERENCE}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"} | tiny_others.NOT_AS_GGUF | tiny_more.NOT_AS_GGUF
 # Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
@@ -133,9 +136,8 @@ MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
                 "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
-                **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"), "llama4_text": "llama4",
-                "gemma3n_text": "gemma3n",
-                **tiny_others.ARCHITECTURE}
+                **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"), "llama4_text": "llama4", "gemma3n_text": "gemma3n",
+                **tiny_others.ARCHITECTURE, **tiny_more.ARCHITECTURE}
 INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2", "ministral3", "granitemoeshared"}
 
 
@@ -366,19 +368,6 @@ def qwen3next(t, c):
         t.gguf[name.replace("ffn_norm", "post_attention_norm")] = t.gguf.pop(name) + np.float32(1)
 
 
-def exaone(t, c):
-    """A Llama under other names, which GGUF does not store in interleaved order."""
-    decoder(t, c)
-    t.reference, t.hf = t.hf, {}
-    names = {"model.layers": "transformer.h", "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention",
-             "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj", "input_layernorm": "ln_1",
-             "post_attention_layernorm": "ln_2", "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"}
-    for name, x in t.reference.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        t.hf[name] = x
-
-
 def internlm2(t, c):
     """A Llama whose q, k and v are one tensor: for each key/value head its queries, its key and its value."""
     decoder(t, c)
@@ -401,8 +390,10 @@ def internlm2(t, c):
 
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
-    own = {"exaone": exaone, "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next,
-           "gemma3n_text": tiny_variants.gemma3n, "gpt_neox": tiny_others.gpt_neox}
+    own = {"exaone": lambda t, c: tiny_more.exaone(t, c, decoder), "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next,
+           "gemma3n_text": tiny_variants.gemma3n, "gpt_neox": tiny_others.gpt_neox, **tiny_more.OWN}
+    if name == "command_r_plus":
+        own["cohere"] = tiny_more.llama_like
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     if name == "qwen35moe":
         tiny_others.stack_experts(t, MODELS[name])
@@ -480,14 +471,17 @@ def gguf_fields(c):
     return fields
 
 
-def write_gguf(path, c, tensors, vocabulary):
+def write_gguf(path, t, vocabulary):
+    c, tensors = t.c, t.gguf
     architecture = ARCHITECTURE.get(c["model_type"], c["model_type"])
     w = gguf.GGUFWriter(path, architecture)
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
-    for key, value in {**gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)}.items():
+    fields = tiny_more.own_fields(t) if c["model_type"] in tiny_more.OWN else {
+        **gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)}
+    for key, value in fields.items():
         add = {bool: w.add_bool, float: w.add_float32, str: w.add_string, list: w.add_array}.get(type(value), w.add_uint32)
-        add(f"{architecture}.{key}", value)
+        add(key.strip(".") if key.endswith(".") else f"{architecture}.{key}", value)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     tiny_gguf.add_vocabulary(w, vocabulary)

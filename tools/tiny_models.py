@@ -314,7 +314,7 @@ def write_family(name, out):
         plain = {k: v for k, v in config.items() if k != "quantization_config"}
         write_folder(out / f"{name}.decoded", plain, t.reference)
     if name not in tiny_families.NOT_AS_GGUF:
-        tiny_families.write_gguf(out / f"{name}.gguf", tiny_families.MODELS[name], t.gguf, vocabulary())
+        tiny_families.write_gguf(out / f"{name}.gguf", t, vocabulary())
     return t
 
 

@@ -179,7 +179,7 @@ class Run(unittest.TestCase):
                 path.write_bytes(start + bytes(100))
                 done = run("inspect", path)
                 self.assertEqual((done.returncode, message in done.stderr, done.stderr.count("\n")), (1, True, 1), done.stderr)
-            for name, needs in (("mamba", "recurrent layers"), ("bloom", "ALiBi"), ("apertus", "xIELU"), ("t5", "cross-attention"), ("new", "supported: llama")):
+            for name, needs in (("mamba", "recurrent layers"), ("bloom", "ALiBi"), ("bitnet", "norms inside"), ("t5", "cross-attention"), ("new", "supported: llama")):
                 writer = gguf.GGUFWriter(path, name)
                 writer.write_header_to_file()
                 writer.write_kv_data_to_file()

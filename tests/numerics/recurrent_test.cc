@@ -153,7 +153,9 @@ using ModelAndBackend = std::pair<const char*, const char*>;
 INSTANTIATE_TEST_SUITE_P(
     Models, RecurrentTest,
     testing::Values(ModelAndBackend("mamba2", "ref"), ModelAndBackend("mamba2", "cpu"),
-                    ModelAndBackend("qwen3next", "ref"), ModelAndBackend("qwen3next", "cpu")),
+                    ModelAndBackend("qwen3next", "ref"), ModelAndBackend("qwen3next", "cpu"),
+                    ModelAndBackend("granite4", "cpu"), ModelAndBackend("nemotron_h", "cpu"),
+                    ModelAndBackend("lfm2", "cpu")),
     [](const auto& info) { return std::string(info.param.first) + "_" + info.param.second; });
 
 }  // namespace

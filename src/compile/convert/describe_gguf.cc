@@ -160,7 +160,12 @@ void write_altup(const ModelConfig& c, KeyWriter& keys) {
 }
 
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
-  if (c.architecture.starts_with("granite")) {
+  if (c.clip_qkv > 0) keys.number("attention.clamp_kqv", c.clip_qkv);
+  if (c.architecture == "minicpm") {
+    keys.number("embedding_scale", c.embedding_scale);
+    keys.number("residual_scale", c.residual_scale);
+    keys.number("logit_scale", 1 / c.logit_scale);
+  } else if (c.architecture.starts_with("granite")) {
     keys.number("embedding_scale", c.embedding_scale);
     keys.number("residual_scale", c.residual_scale);
     keys.number("attention.scale", c.attention_scale);
@@ -171,6 +176,29 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
   if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
   if (c.architecture == "gemma2" || c.architecture.starts_with("gemma3"))
     keys.number("final_logit_softcapping", c.final_softcap);
+}
+
+// The files have what softplus is applied to, under keys without the architecture.
+void write_xielu(const ModelConfig& c, GgufWriter& out) {
+  auto raw = [](double x) { return static_cast<float>(std::log(std::expm1(x))); };
+  std::vector<float> p, n, beta, eps;
+  for (const XieluConfig& a : c.xielu) {
+    p.push_back(raw(a.p));
+    n.push_back(raw(a.n - a.beta));
+    beta.push_back(static_cast<float>(a.beta));
+    eps.push_back(-1e-6F);
+  }
+  out.set_floats("xielu.alpha_p", p);
+  out.set_floats("xielu.alpha_n", n);
+  out.set_floats("xielu.beta", beta);
+  out.set_floats("xielu.eps", eps);
+}
+
+bool same_xielu(const std::vector<XieluConfig>& a, const std::vector<XieluConfig>& b) {
+  auto near = [](double x, double y) { return std::fabs(x - y) <= 1e-6 * std::fabs(y); };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
+    return near(x.p, y.p) && near(x.n, y.n) && near(x.beta, y.beta);
+  });
 }
 
 void write_encoder(const ModelConfig& c, KeyWriter& keys, GgufWriter& out) {
@@ -213,8 +241,12 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("block_count", c.layers);
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
+  if (find_family(c.architecture) && find_family(c.architecture)->hybrid)
+    fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF",
+         c.architecture);
   bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
-  keys.integer("feed_forward_length", attention ? c.ffn : 0);
+  // Qwen 1 counts gate and up.
+  keys.integer("feed_forward_length", c.architecture == "qwen" ? 2 * c.ffn : attention ? c.ffn : 0);
   keys.integer("vocab_size", c.vocab);
   if (c.embedding.encoder) return write_encoder(c, keys, out);
   if (c.recurrent.heads > 0) write_recurrent(c, keys);
@@ -227,6 +259,7 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   if (c.rope.dims > 0) write_rope(c, keys, out);
   write_experts(c, keys);
   write_altup(c, keys);
+  if (!c.xielu.empty()) write_xielu(c, out);
   write_scales(c, keys);
   if (c.architecture == "gptneox" || c.architecture == "stablelm")
     keys.boolean("use_parallel_residual", c.parallel);
@@ -270,6 +303,13 @@ bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool u
   return a == b;
 }
 
+bool same_norms(const ModelConfig& a, const ModelConfig& b) {
+  return a.norm == b.norm && a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
+         a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
+         a.post_norms == b.post_norms && a.head_qk_norm == b.head_qk_norm &&
+         a.late_qk_norm == b.late_qk_norm && a.unit_norms == b.unit_norms;
+}
+
 }  // namespace
 
 std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
@@ -285,11 +325,10 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"the sizes", a.vocab == b.vocab && a.hidden == b.hidden && a.ffn == b.ffn &&
                         a.layers == b.layers && a.heads == b.heads && a.kv_heads == b.kv_heads &&
                         a.head_dim == b.head_dim && a.context == b.context},
-      {"the norms", a.norm == b.norm && near(a.norm_eps, b.norm_eps) &&
-                        a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
-                        a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk &&
-                        a.pre_norms == b.pre_norms && a.post_norms == b.post_norms},
-      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp},
+      {"the norms",
+       near(a.norm_eps, b.norm_eps) && near(a.clip_qkv, b.clip_qkv) && same_norms(a, b)},
+      {"the activation",
+       a.activation == b.activation && a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
       {"tied embeddings", a.tied_embeddings == b.tied_embeddings},

@@ -66,7 +66,7 @@ std::vector<int64_t> stacked_dims(const ModelConfig& c, const WeightSlot& slot) 
   int64_t count = c.experts.count, ffn = c.experts.ffn;
   bool down = slot.stem == "ffn_down_exps";
   if (slot.suffix == "bias") return {count, down ? c.hidden : 2 * ffn};
-  if (c.architecture == "granitemoe")
+  if (c.architecture.starts_with("granite"))
     return down ? std::vector{count, c.hidden, ffn} : std::vector{count, 2 * ffn, c.hidden};
   return down ? std::vector{count, ffn, c.hidden} : std::vector{count, c.hidden, 2 * ffn};
 }
@@ -236,6 +236,8 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
     }
     if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
       dims.push_back(1);
+    if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
+      dims = {dims[0] / c.head_dim, c.head_dim};
     if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
     Decays decays = r.decay_log && slot.stem == "ssm_a" ? Decays::kFromLog : Decays::kSame;
     layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps), decays});

@@ -35,7 +35,7 @@ void check_experts(const ExpertConfig& e, std::string_view where) {
 void check_recurrent(const RecurrentConfig& r, std::string_view where) {
   check_range(where, "the number of state space heads", r.heads, 1, 1 << 16);
   check_range(where, "the channels of a head", r.head_dim, 1, 1 << 16);
-  check_range(where, "the state size", r.state, 1, 1 << 16);
+  check_range(where, "the state size", r.state, r.short_conv ? 0 : 1, 1 << 16);
   check_range(where, "the number of groups of heads", r.groups, 1, r.heads);
   check_range(where, "the size of the convolution", r.taps, 2, 64);
   if (r.heads % r.groups != 0)
@@ -65,6 +65,28 @@ void check_altup(const ModelConfig& c, std::string_view where) {
     if (c.kv_layer(l) < 0)
       fail(ErrorCode::kCorrupt,
            "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
+}
+
+void check_rope(const ModelConfig& c, std::string_view where) {
+  for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
+    check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
+    if (r->dims % 2 != 0)
+      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
+           r->dims);
+    if (!(r->theta > 0) || !(r->factor > 0) || !std::isfinite(r->theta) ||
+        !std::isfinite(r->factor))
+      fail(ErrorCode::kCorrupt, "{}: the rotary base {} and factor {} must be positive numbers",
+           where, r->theta, r->factor);
+    for (const auto* list : {&r->short_factor, &r->long_factor, &r->freq_divisors}) {
+      if (!list->empty() && static_cast<int64_t>(list->size()) != r->dims / 2)
+        fail(ErrorCode::kCorrupt, "{}: {} rotary factors for {} rotated dimensions", where,
+             list->size(), r->dims);
+      for (double v : *list)
+        if (!(v > 0) || !std::isfinite(v))
+          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}, expected a positive number", where,
+               v);
+    }
+  }
 }
 
 int64_t product_of(const std::vector<int64_t>& dims) {
@@ -151,26 +173,8 @@ void check_config(const ModelConfig& c, std::string_view where) {
   if (!(c.norm_eps > 0 && c.norm_eps < 1))
     fail(ErrorCode::kCorrupt, "{}: the norm's epsilon is {}, expected a number between 0 and 1",
          where, c.norm_eps);
-  for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
-    check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
-    if (r->dims % 2 != 0)
-      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
-           r->dims);
-    if (!(r->theta > 0) || !(r->factor > 0) || !std::isfinite(r->theta) ||
-        !std::isfinite(r->factor))
-      fail(ErrorCode::kCorrupt, "{}: the rotary base {} and factor {} must be positive numbers",
-           where, r->theta, r->factor);
-    for (const auto* list : {&r->short_factor, &r->long_factor, &r->freq_divisors}) {
-      if (!list->empty() && static_cast<int64_t>(list->size()) != r->dims / 2)
-        fail(ErrorCode::kCorrupt, "{}: {} rotary factors for {} rotated dimensions", where,
-             list->size(), r->dims);
-      for (double v : *list)
-        if (!(v > 0) || !std::isfinite(v))
-          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}, expected a positive number", where,
-               v);
-    }
-  }
-  for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale})
+  check_rope(c, where);
+  for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale, c.clip_qkv})
     if (!(v >= 0) || !std::isfinite(v))
       fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}, expected 0 or a positive number",
            where, v);
@@ -182,6 +186,9 @@ void check_config(const ModelConfig& c, std::string_view where) {
   if (!std::isfinite(c.temperature_scale))
     fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}, expected a finite number", where,
          c.temperature_scale);
+  if (!c.xielu.empty() && std::ssize(c.xielu) != c.layers)
+    fail(ErrorCode::kCorrupt, "{}: {} activations for {} layers, expected one for each", where,
+         c.xielu.size(), c.layers);
   if (c.altup.copies > 0) check_altup(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
@@ -210,11 +217,13 @@ class SlotList {
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
     if (c_.altup.copies > 0) altup();
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
-      if (c_.recurrent.at(layer_))
+      if (c_.only_mlp(layer_))
+        norm("attn_norm", c_.hidden);
+      else if (c_.recurrent.at(layer_))
         recurrent();
       else
         attention();
-      if (c_.recurrent.heads > 0 && !c_.recurrent.delta) continue;  // no MLP
+      if (c_.alone && !c_.only_mlp(layer_)) continue;
       if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
         experts();
       else
@@ -234,6 +243,7 @@ class SlotList {
     if (bias) slots_.push_back({layer_, stem, "bias", {out}});
   }
   void norm(const char* stem, int64_t size) {
+    if (c_.unit_norms) return;
     slots_.push_back({layer_, stem, "weight", {size}});
     if (c_.norm_bias) slots_.push_back({layer_, stem, "bias", {size}});
   }
@@ -265,13 +275,18 @@ class SlotList {
     if (own_keys) matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
     if (own_keys) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
-      norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
-      if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+      if (c_.head_qk_norm) {  // without biases
+        slots_.push_back({layer_, "attn_q_norm", "weight", {q}});
+        slots_.push_back({layer_, "attn_k_norm", "weight", {kv}});
+      } else {
+        norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
+        if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+      }
     }
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
-    if (c_.pre_norms && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
+    if (c_.pre_norms && !c_.alone && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
   }
   void altup() {
     const AltUpConfig& a = c_.altup;
@@ -299,6 +314,7 @@ class SlotList {
   void recurrent() {
     const RecurrentConfig& r = c_.recurrent;
     norm("attn_norm", c_.hidden);
+    if (r.short_conv) return short_conv();
     matrix("ssm_gate", r.inner(), c_.hidden);
     if (r.delta) {
       matrix("ssm_q", r.groups * r.state, c_.hidden);
@@ -316,7 +332,13 @@ class SlotList {
     if (!r.delta) slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
     norm("ssm_norm", r.delta ? r.head_dim : r.inner());
     matrix("ssm_out", c_.hidden, r.inner());
-    if (r.delta) norm("ffn_norm", c_.hidden);
+    if (!c_.alone) norm("ffn_norm", c_.hidden);
+  }
+  void short_conv() {
+    for (const char* stem : {"ssm_b", "ssm_c", "ssm_x", "ssm_out"})
+      matrix(stem, c_.hidden, c_.hidden);
+    slots_.push_back({layer_, "ssm_conv1d", "weight", {c_.hidden, c_.recurrent.taps}});
+    norm("ffn_norm", c_.hidden);
   }
   void mlp() {
     if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
@@ -328,7 +350,8 @@ class SlotList {
     matrix("ffn_gate_inp", e.count, c_.hidden, e.bias);
     if (e.score_bias) slots_.push_back({layer_, "exp_probs_b", "bias", {e.count}});
     for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
-      slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});
+      if (c_.gated_mlp || stem != std::string_view("ffn_gate_exps"))
+        slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});
     slots_.push_back({layer_, "ffn_down_exps", "weight", {e.count, c_.hidden, e.ffn}});
     if (e.bias) {
       for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
@@ -337,7 +360,7 @@ class SlotList {
     }
     if (e.shared_ffn == 0) return;
     if (e.shared_gate) matrix("ffn_gate_inp_shexp", 1, c_.hidden);
-    matrix("ffn_gate_shexp", e.shared_ffn, c_.hidden);
+    if (c_.gated_mlp) matrix("ffn_gate_shexp", e.shared_ffn, c_.hidden);
     matrix("ffn_up_shexp", e.shared_ffn, c_.hidden);
     matrix("ffn_down_shexp", c_.hidden, e.shared_ffn);
   }

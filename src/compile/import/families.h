@@ -31,6 +31,8 @@ struct Family {
   bool gemma = false;  // embedding scaled by sqrt(hidden); HF stores norm weights minus one
   bool parallel = false;
   bool two_norms = false;
+  bool late_qk_norm = false;
+  bool unit_norms = false;
   bool pre_norms = true;
   bool post_norms = false;
   bool tied = false;    // default if config.json does not say
@@ -39,6 +41,8 @@ struct Family {
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
   bool recurrent = false;    // all layers have a recurrent state (Mamba-2)
+  bool alone = false;        // a layer has one part (Mamba-2, Nemotron-H)
+  bool hybrid = false;       // layers of Mamba-2, or of convolutions, beside attention
   bool gated_delta = false;  // most of them: linear attention beside gated attention (Qwen3-Next)
   bool centered_norms = false;   // HF stores norm weights minus one
   bool stacked_experts = false;  // HF has one tensor for all experts
@@ -54,6 +58,9 @@ std::string missing_feature(std::string_view name);
 
 // The fields determined by the family alone.
 void apply_family(const Family& family, ModelConfig& config);
+
+// Apertus' activation from the numbers that files have, which training keeps positive by softplus.
+XieluConfig xielu_of(double alpha_p, double alpha_n, double beta);
 
 // Rejects impossible values; `where` is the file. Does not change the configuration.
 void check_config(const ModelConfig& config, std::string_view where);
@@ -81,6 +88,10 @@ struct WeightPlace {
   std::string tensor;
   std::vector<RecipeStep> steps;
 };
+
+// Norms with weights for each head: one list of numbers, in the order of the rows of q and k.
+void add_head_norm_steps(const Family& family, const ModelConfig& config, const WeightSlot& slot,
+                         std::vector<RecipeStep>& steps);
 
 RecipeStep slice_rows(int64_t begin, int64_t end);
 // Rows [begin, end) of each part of `period` rows.

@@ -1,5 +1,5 @@
 // One row per architecture.
-#include <cmath>
+#include <span>
 
 #include "compile/import/families.h"
 
@@ -8,8 +8,8 @@ namespace {
 
 const Family kFamilies[] = {
     {.architecture = "llama",
-     .hf_names = "llama",
-     .models = "Llama 2 and 3, SmolLM2, Falcon 3, Yi, TinyLlama",
+     .hf_names = "llama internlm3 iquestcoder",
+     .models = "Llama 2 and 3, SmolLM2, Falcon 3, Yi, TinyLlama, InternLM 3, IQuest Coder",
      .gguf_interleaved = true},
     {.architecture = "mistral",
      .hf_names = "mistral ministral ministral3",
@@ -178,6 +178,98 @@ const Family kFamilies[] = {
      .parallel = true,
      .two_norms = true,
      .rotary_share = 0.25},
+    {.architecture = "arcee",
+     .hf_names = "arcee",
+     .models = "AFM 4.5B",
+     .activation = Activation::kRelu2,
+     .gated = false,
+     .gguf_interleaved = true},
+    {.architecture = "nemotron",
+     .hf_names = "nemotron",
+     .models = "Nemotron-4, Minitron",
+     .norm = NormKind::kLayer,
+     .activation = Activation::kRelu2,
+     .gated = false,
+     .centered_norms = true,
+     .rotary_share = 0.5},
+    {.architecture = "apertus",
+     .hf_names = "apertus",
+     .models = "Apertus",
+     .activation = Activation::kXielu,
+     .gated = false,
+     .qk_norm = true},
+    {.architecture = "hunyuan-dense",
+     .hf_names = "hunyuan_v1_dense",
+     .models = "Hunyuan 0.5B to 7B",
+     .qk_norm = true,
+     .late_qk_norm = true},
+    {.architecture = "cwm", .hf_names = "cwm", .models = "Code World Model", .in_gguf = false},
+    {.architecture = "helium",
+     .hf_names = "helium",
+     .models = "Helium 1",
+     .interleaved = true,
+     .in_gguf = false},
+    {.architecture = "jais2",
+     .hf_names = "jais2",
+     .models = "Jais 2",
+     .norm = NormKind::kLayer,
+     .activation = Activation::kRelu2,
+     .gated = false},
+    {.architecture = "olmo",
+     .hf_names = "olmo",
+     .models = "OLMo 1",
+     .norm = NormKind::kLayer,
+     .norm_bias = false,
+     .gguf_interleaved = true,
+     .unit_norms = true},
+    {.architecture = "falcon",
+     .hf_names = "falcon RefinedWeb RefinedWebModel",
+     .models = "Falcon 7B, 40B and 11B",
+     .norm = NormKind::kLayer,
+     .activation = Activation::kGeluErf,
+     .gated = false,
+     .fused_qkv = true,
+     .parallel = true,
+     .tied = true},
+    {.architecture = "gptj",
+     .hf_names = "gptj",
+     .models = "GPT-J 6B",
+     .norm = NormKind::kLayer,
+     .activation = Activation::kGeluTanh,
+     .gated = false,
+     .interleaved = true,
+     .parallel = true,
+     .in_gguf = false,
+     .rotary_share = 1},
+    {.architecture = "starcoder",
+     .hf_names = "gpt_bigcode",
+     .models = "StarCoder, SantaCoder",
+     .norm = NormKind::kLayer,
+     .activation = Activation::kGeluTanh,
+     .gated = false,
+     .rotary = false,
+     .fused_qkv = true,
+     .tied = true},
+    {.architecture = "minicpm",
+     .hf_names = "minicpm",
+     .models = "MiniCPM 1B, 2B and 4",
+     .gguf_interleaved = true,
+     .tied = true},
+    {.architecture = "qwen", .hf_names = "qwen", .models = "Qwen 1", .fused_qkv = true},
+    {.architecture = "chatglm",
+     .hf_names = "chatglm",
+     .models = "ChatGLM 3, GLM-4 9B in its first form",
+     .interleaved = true,
+     .fused_qkv = true,
+     .fused_mlp = true,
+     .rotary_share = 0.5},
+    {.architecture = "hunyuan-moe",
+     .hf_names = "hunyuan_v1_moe",
+     .models = "Hunyuan A13B",
+     .qk_norm = true,
+     .late_qk_norm = true,
+     .experts = true,
+     .normalize_experts = true},
     {.architecture = "mixtral",
      .hf_names = "mixtral",
      .models = "Mixtral (a llama file with experts)",
@@ -191,6 +283,12 @@ const Family kFamilies[] = {
     {.architecture = "qwen3moe",
      .hf_names = "qwen3_moe",
      .models = "Qwen3 with experts",
+     .qk_norm = true,
+     .experts = true,
+     .normalize_experts = true},
+    {.architecture = "qwen3vlmoe",
+     .hf_names = "qwen3_vl_moe_text",
+     .models = "Qwen3-VL with experts (text)",
      .qk_norm = true,
      .experts = true,
      .normalize_experts = true},
@@ -248,7 +346,48 @@ const Family kFamilies[] = {
      .hf_names = "mamba2",
      .models = "Mamba-2, Codestral Mamba",
      .rotary = false,
-     .recurrent = true},
+     .recurrent = true,
+     .alone = true},
+    {.architecture = "granitehybrid",
+     .hf_names = "granitemoehybrid",
+     .models = "Granite 4",
+     .gguf_interleaved = true,
+     .experts = true,
+     .normalize_experts = true,
+     .hybrid = true,
+     .stacked_experts = true},
+    {.architecture = "nemotron_h",
+     .hf_names = "nemotron_h",
+     .models = "Nemotron-H, Nemotron Nano 2",
+     .activation = Activation::kRelu2,
+     .gated = false,
+     .alone = true,
+     .hybrid = true},
+    {.architecture = "nemotron_h_moe",
+     .hf_names = "nemotron_h",
+     .models = "Nemotron 3 Nano",
+     .activation = Activation::kRelu2,
+     .gated = false,
+     .experts = true,
+     .normalize_experts = true,
+     .sigmoid_experts = true,
+     .alone = true,
+     .hybrid = true},
+    {.architecture = "lfm2",
+     .hf_names = "lfm2",
+     .models = "LFM2 350M to 2.6B",
+     .qk_norm = true,
+     .tied = true,
+     .hybrid = true},
+    {.architecture = "lfm2moe",
+     .hf_names = "lfm2_moe",
+     .models = "LFM2 8B-A1B",
+     .qk_norm = true,
+     .tied = true,
+     .experts = true,
+     .normalize_experts = true,
+     .sigmoid_experts = true,
+     .hybrid = true},
     {.architecture = "qwen3next",
      .hf_names = "qwen3_next",
      .models = "Qwen3-Next 80B-A3B",
@@ -278,85 +417,8 @@ const Family kFamilies[] = {
      .rotary_share = 0.25},
 };
 
-struct Missing {
-  std::string_view names;  // GGUF architectures and model_type values, separated by spaces
-  std::string_view needs;
-};
-constexpr Missing kMissing[] = {
-    {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
-     "recurrent layers of another kind than Mamba-2's"},
-    {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
-     "falcon_h1 falcon-h1 kimi_linear",
-     "recurrent layers with a state per sequence beside attention"},
-    {"dbrx phimoe arctic grok grok-1", "a table of tensor names for its experts"},
-    {"hunyuan_v1_dense hunyuan_v1_moe hunyuan-dense hunyuan-moe",
-     "norms of q and k after the rotation"},
-    {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
-    {"qwen35 qwen35moe", "the order of heads in its GGUF files; its folders are supported"},
-    {"olmo", "norms without weights"},
-    {"nemotron arcee", "the activation relu2"},
-    {"bloom mpt", "ALiBi positions"},
-    {"apertus", "the activation xIELU"},
-    {"gptj falcon persimmon", "a parallel block with its own norms"},
-    {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
-    {"chatglm", "a table of tensor names for its fused matrices"},
-    {"llava idefics3 mllama pixtral", "an image encoder"},
-};
-
-bool lists(std::string_view names, std::string_view name) {
-  return !name.empty() && name.find(' ') == std::string_view::npos &&
-         fmt::format(" {} ", names).find(fmt::format(" {} ", name)) != std::string::npos;
-}
-
 }  // namespace
 
-std::string missing_feature(std::string_view name) {
-  for (const Missing& m : kMissing)
-    if (lists(m.names, name)) return fmt::format(", which needs {}", m.needs);
-  return "";
-}
-
-const Family* find_family(std::string_view architecture) {
-  for (const Family& f : kFamilies)
-    if (f.architecture == architecture) return &f;
-  return nullptr;
-}
-
-const Family* find_family_hf(std::string_view model_type) {
-  for (const Family& f : kFamilies)
-    if (lists(f.hf_names, model_type)) return &f;
-  return nullptr;
-}
-
 std::span<const Family> all_families() { return kFamilies; }
-
-std::string supported_architectures() {
-  std::string text;
-  for (const Family& f : kFamilies)
-    text += (text.empty() ? "" : ", ") + std::string(f.architecture);
-  return text;
-}
-
-void apply_family(const Family& family, ModelConfig& config) {
-  config.architecture = family.architecture;
-  config.norm = family.norm;
-  config.norm_bias = family.norm == NormKind::kLayer && family.norm_bias;
-  config.activation = family.activation;
-  config.gated_mlp = family.gated;
-  config.learned_positions = !family.rotary && !family.recurrent;
-  config.qk_norm = family.qk_norm;
-  config.wide_qk_norm = family.wide_qk_norm;
-  config.parallel = family.parallel;
-  config.two_norms = family.two_norms;
-  config.pre_norms = family.pre_norms;
-  config.post_norms = family.post_norms;
-  if (family.architecture == "gpt-oss") {
-    config.attention_sinks = config.experts.bias = true;
-    config.experts.clamp = 7.0;
-  }
-  if (family.architecture == "llama4") config.chunked = config.experts.scale_inputs = true;
-  bool scaled = family.gemma || family.architecture == "gemma3n";
-  if (scaled) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
-}
 
 }  // namespace tokamak

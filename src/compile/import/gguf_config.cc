@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "base/error.h"
 #include "compile/import/families.h"
@@ -26,9 +25,18 @@ class Keys {
       fail(ErrorCode::kUnsupported, "{}: {} differs from layer to layer", file_.name(), full(key));
     return list[0];
   }
+  // The largest number of a list with one per layer.
+  int64_t largest(std::string_view key) const {
+    if (file_.array_size(full(key)) == 0) return required(key);
+    std::vector<int64_t> list = file_.ints(full(key));
+    return *std::max_element(list.begin(), list.end());
+  }
   int64_t required(std::string_view key) const {
     if (!has(key)) fail(ErrorCode::kCorrupt, "{}: metadata {} is missing", file_.name(), full(key));
     return integer(key, 0);
+  }
+  bool boolean(std::string_view key, bool fallback) const {
+    return file_.get_bool(full(key), fallback);
   }
   double number(std::string_view key, double fallback) const {
     return file_.get_double(full(key), fallback);
@@ -179,7 +187,13 @@ void read_gemma(const GgufFile& file, const Keys& keys, ModelConfig& c) {
 
 // Scales of Granite and Cohere; layers that use no positions.
 void read_variants(const Keys& keys, ModelConfig& c) {
-  if (c.architecture.starts_with("granite")) {
+  c.clip_qkv = keys.number("attention.clamp_kqv", 0);
+  if (c.architecture == "minicpm") {  // early files have no keys for the scales of the 2B model
+    auto layers = static_cast<double>(c.layers), hidden = static_cast<double>(c.hidden);
+    c.embedding_scale = keys.number("embedding_scale", 12);
+    c.residual_scale = keys.number("residual_scale", 1.4 / std::sqrt(layers));
+    c.logit_scale = 1 / keys.number("logit_scale", hidden / 256);
+  } else if (c.architecture.starts_with("granite")) {
     c.embedding_scale = keys.number("embedding_scale", 1);
     c.residual_scale = keys.number("residual_scale", 1);
     c.attention_scale = keys.number("attention.scale", 0);
@@ -187,6 +201,9 @@ void read_variants(const Keys& keys, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = keys.number("logit_scale", 0.0625);
   }
+  if (c.architecture.starts_with("nemotron_h") ||
+      (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
+    c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   if (c.architecture == "smollm3") {
     for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
   } else if (c.architecture == "cohere2" ||
@@ -212,7 +229,7 @@ void read_variants(const Keys& keys, ModelConfig& c) {
 }
 
 void read_experts(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
-  if (!family.experts) return;
+  if (!family.experts || (family.hybrid && keys.integer("expert_count", 0) == 0)) return;
   ExpertConfig& e = c.experts;
   e.count = keys.required("expert_count");
   e.used = keys.required("expert_used_count");
@@ -244,13 +261,6 @@ void read_experts(const GgufFile& file, const Keys& keys, const Family& family, 
     e.layers.push_back(has);
     if (has && file.find(fmt::format("blk.{}.exp_probs_b.bias", i))) e.score_bias = true;
   }
-}
-
-// Tensors that are not weights of the graph: rotary factors are read above, the rest is left over
-// from old converters.
-bool may_stay_unused(const std::string& name) {
-  return !name.starts_with("blk.") || name.ends_with(".attn_rot_embd.weight") ||
-         name.ends_with(".rope_freqs.weight");
 }
 
 // Early files of DeepSeek-V2 give the sizes of heads, later ones those of the cache and, under
@@ -287,6 +297,45 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   c.ffn = inner;
 }
 
+// Layers of Mamba-2 or convolutions beside attention: those without key heads, and of models whose
+// layers have one part those without an MLP.
+void read_hybrid(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  std::vector<int64_t> kv = keys.list("attention.head_count_kv"),
+                       ffn = keys.list("feed_forward_length");
+  kv.resize(static_cast<size_t>(c.layers), kv.empty() ? c.kv_heads : 0);
+  ffn.resize(static_cast<size_t>(c.layers), 0);
+  for (size_t i = 0; i < static_cast<size_t>(c.layers); ++i) {
+    bool mlp = family.alone && ffn[i] > 0;
+    if (family.alone) c.mlp_layers.push_back(mlp);
+    r.layers.push_back(kv[i] == 0 && !mlp);
+  }
+  auto first = std::find(r.layers.begin(), r.layers.end(), true) - r.layers.begin();
+  if (first == c.layers) {
+    r = {};
+    return;
+  }
+  if (c.architecture.starts_with("lfm2")) {
+    r.short_conv = true;
+    r.heads = r.groups = 1;
+    r.head_dim = c.hidden;
+    r.taps = keys.required("shortconv.l_cache");
+    r.conv_bias = false;
+    return;
+  }
+  r.heads = keys.required("ssm.time_step_rank");
+  r.state = keys.required("ssm.state_size");
+  r.groups = keys.integer("ssm.group_count", 1);
+  r.taps = keys.required("ssm.conv_kernel");
+  int64_t inner = keys.required("ssm.inner_size");
+  r.norm_groups = r.groups;
+  if (r.heads < 1 || inner % r.heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} state space heads",
+         file.name(), inner, r.heads);
+  r.head_dim = inner / r.heads;
+  r.conv_bias = file.find(fmt::format("blk.{}.ssm_conv1d.bias", first)) != nullptr;
+}
+
 // Linear attention beside attention (Qwen3-Next).
 void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
@@ -312,84 +361,20 @@ void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
                                       : listed[static_cast<size_t>(i)] != 0);
 }
 
-// The converters of GLM-4.5, gpt-oss and Seed-OSS name the norm before the MLP by its place after
-// attention.
-bool norm_by_place(const Family& family) {
-  return family.architecture == "glm4moe" || family.architecture == "gpt-oss" ||
-         family.architecture == "seed_oss";
-}
-
-// Where a slot's values are in the file: one tensor, a part of a fused one, or one per expert.
-std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
-                                    const ModelConfig& c, const WeightSlot& slot,
-                                    std::vector<RecipeStep>& steps) {
-  std::string name = slot.name();
-  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) {
-    WeightPlace place = gguf_altup_place(c, part);
-    steps = std::move(place.steps);
-    return {place.tensor};
+void read_xielu(const GgufFile& file, ModelConfig& c) {
+  std::vector<float> lists[3];
+  const char* names[] = {"xielu.alpha_p", "xielu.alpha_n", "xielu.beta"};
+  auto count = static_cast<size_t>(c.layers);
+  for (size_t i = 0; i < 3; ++i) {
+    if (file.array_size(names[i]) > 0)
+      lists[i] = file.floats(names[i]);
+    else if (file.has(names[i]))
+      lists[i].assign(count, static_cast<float>(file.get_double(names[i], 0)));
+    if (lists[i].size() != count)
+      fail(ErrorCode::kCorrupt, "{}: {} does not fit {} layers", file.name(), names[i], c.layers);
   }
-  if (c.recurrent.heads > 0) {
-    bool joined = file.find(fmt::format("blk.{}.ssm_in.weight", slot.layer)) != nullptr;
-    RecurrentPart part =
-        c.recurrent.delta ? gguf_delta_part(c, slot, joined) : recurrent_part(c, slot);
-    steps = std::move(part.steps);
-    if (!part.tensor.empty()) return {part.tensor};
-  }
-  if (LatentPart part = latent_part(c, slot.stem); !part.stem.empty()) {
-    if (slot.dims.size() == 3 && file.find(name)) return {name};
-    steps = std::move(part.steps);
-    return {fmt::format("blk.{}.{}.weight", slot.layer, part.stem)};
-  }
-  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
-  bool mlp_part = family.fused_mlp && (slot.stem == "ffn_gate" || slot.stem == "ffn_up");
-  if (attention_part || mlp_part) {
-    WeightSlot whole{slot.layer, attention_part ? "attn_qkv" : "ffn_up", slot.suffix, {}};
-    const TensorView* fused = file.find(whole.name());
-    FusedRows rows = fused_rows(c, slot.stem);
-    if (fused && !fused->dims.empty() && fused->dims[0] == rows.total) {
-      steps.push_back(slice_rows(rows.begin, rows.end));
-      return {whole.name()};
-    }
-  }
-  if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
-    return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
-  if (slot.stem == "ffn_gate_inp_shexp") steps.push_back(reshape(slot.dims));
-  if (slot.dims.size() != 3 || file.find(name)) return {name};
-  // Early files have a tensor per expert: blk.0.ffn_gate.3.weight.
-  std::string stem = slot.stem.substr(0, slot.stem.size() - std::string_view("_exps").size());
-  if (!file.find(fmt::format("blk.{}.{}.0.weight", slot.layer, stem))) return {name};
-  std::vector<std::string> parts;
-  for (int64_t e = 0; e < slot.dims[0]; ++e)
-    parts.push_back(fmt::format("blk.{}.{}.{}.weight", slot.layer, stem, e));
-  steps.push_back(reshape(slot.dims));
-  return parts;
-}
-
-// Converters store q and k of some families for interleaved rotary pairs.
-void add_rotary_order(const Family& family, const ModelConfig& c, const WeightSlot& slot,
-                      std::vector<RecipeStep>& steps) {
-  if ((family.gguf_interleaved || family.interleaved) &&
-      (slot.stem == "attn_q" || slot.stem == "attn_k"))
-    steps.push_back(permute_rows(slot.stem == "attn_q" ? c.heads : c.kv_heads,
-                                 c.rope.dims == c.head_dim ? 0 : c.rope.dims));
-}
-
-void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
-  std::set<std::string> used;
-  for (const WeightSlot& slot : weight_slots(c)) {
-    std::vector<RecipeStep> steps;
-    std::vector<std::string> sources = sources_of(file, family, c, slot, steps);
-    add_rotary_order(family, c, slot, steps);
-    used.insert(sources.begin(), sources.end());
-    add_weight(c, file, file.name(), slot, sources, std::move(steps));
-  }
-  std::string beyond = fmt::format("blk.{}.", c.layers);  // a layer that predicts further tokens
-  for (const GgufTensor& tensor : file.tensors())
-    if (!used.contains(tensor.name) && !may_stay_unused(tensor.name) &&
-        !(family.experts && tensor.name.starts_with(beyond)))
-      fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
-           tensor.name, c.architecture);
+  for (size_t l = 0; l < count; ++l)
+    c.xielu.push_back(xielu_of(lists[0][l], lists[1][l], lists[2][l]));
 }
 
 // Parts that some models of a family have: their tensors tell.
@@ -402,6 +387,10 @@ void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
   if (c.architecture == "gptneox")
     c.parallel = file.get_bool(keys.full("use_parallel_residual"), true);
+  if (c.architecture == "falcon") c.two_norms = file.find("blk.0.attn_norm_2.weight") != nullptr;
+  if (c.architecture == "command-r" || c.architecture == "stablelm")
+    c.qk_norm = c.head_qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  if (c.activation == Activation::kXielu) read_xielu(file, c);
   if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
 }
 
@@ -414,38 +403,12 @@ int64_t gguf_window_period(std::string_view architecture) {
   return architecture == "gemma3n" ? 5 : architecture == "gemma3" ? 6 : 0;
 }
 
-WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
-  WeightSlot stored = slot;
-  std::vector<RecipeStep> steps;
-  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) return gguf_altup_place(c, part);
-  if (c.recurrent.heads > 0) {
-    RecurrentPart part =
-        c.recurrent.delta ? gguf_delta_part(c, slot, false) : recurrent_part(c, slot);
-    if (!part.tensor.empty()) return {std::move(part.tensor), std::move(part.steps)};
-  }
-  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
-  bool mlp_part = slot.stem == "ffn_gate" || slot.stem == "ffn_up";
-  LatentPart latent = latent_part(c, slot.stem);
-  if (!latent.stem.empty() && slot.dims.size() == 2) {
-    stored.stem = latent.stem;
-    steps = std::move(latent.steps);
-  } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2") ||
-             (mlp_part && family.fused_mlp)) {
-    FusedRows rows = fused_rows(c, slot.stem);
-    steps.push_back(slice_rows(rows.begin, rows.end));
-    stored.stem = attention_part ? "attn_qkv" : "ffn_up";
-  } else if (slot.stem == "ffn_norm" && norm_by_place(family)) {
-    stored.stem = "post_attention_norm";
-  }
-  add_rotary_order(family, c, slot, steps);
-  return {stored.name(), std::move(steps)};
-}
-
 ModelConfig config_from_gguf(const GgufFile& file) {
   std::string architecture;
   const Family& family = family_of(file, architecture);
   Keys keys(file, architecture);
   ModelConfig c;
+  c.architecture = family.architecture;
   c.name = file.get_string("general.name", "");
   const TensorView* embedding = file.find("token_embd.weight");
   if (!embedding || embedding->dims.size() != 2)
@@ -461,8 +424,11 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     read_recurrent(file, keys, c);
   } else {
     c.heads = keys.required("attention.head_count");
-    c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
-    c.ffn = keys.required("feed_forward_length");
+    c.kv_heads = family.hybrid ? keys.largest("attention.head_count_kv")
+                               : keys.integer("attention.head_count_kv", c.heads);
+    c.ffn =
+        family.hybrid ? keys.largest("feed_forward_length") : keys.required("feed_forward_length");
+    if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",
@@ -473,6 +439,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
          c.hidden, c.heads);
   if (!family.recurrent) c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
   if (family.gated_delta) read_gated_delta(file, keys, c);
+  if (family.hybrid) read_hybrid(file, keys, family, c);
   if (latent)
     read_latent(file, keys, c);
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)
@@ -493,7 +460,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   read_experts(file, keys, family, c);
   read_parts(file, keys, c);
   check_config(c, file.name());
-  map_weights(file, family, c);
+  map_gguf_weights(file, family, c);
   return c;
 }
 

@@ -10,6 +10,9 @@ namespace tokamak {
 // missing key or tensor, wrong shape or impossible value).
 ModelConfig config_from_gguf(const GgufFile& file);
 
+// Adds the weights of the configuration; fails if one is missing or a tensor is not known.
+void map_gguf_weights(const GgufFile& file, const Family& family, ModelConfig& config);
+
 // Where converters put a weight; config_from_gguf() also reads the layouts of early files.
 WeightPlace gguf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot);
 

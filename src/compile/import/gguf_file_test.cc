@@ -181,6 +181,8 @@ TEST(GgufFile, RefusesBadTensors) {
   EXPECT_THAT(
       parse_error(with_data(head(2, 0) + tensor("w", {8}, 0, 0) + tensor("w", {8}, 0, 32), 64)),
       HasSubstr("w appears twice"));
+  EXPECT_THAT(parse_error(with_data(head(1, 0) + tensor(std::string("w\0x", 3), {8}, 0, 0), 32)),
+              HasSubstr("the name of tensor 0 contains control characters"));
   EXPECT_THAT(
       parse_error(with_data(head(2, 0) + tensor("v", {16}, 0, 0) + tensor("w", {8}, 0, 32), 64)),
       HasSubstr("v and w overlap"));

@@ -1,5 +1,6 @@
 #include "compile/import/hf_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -8,6 +9,7 @@
 #include "compile/import/hf_fields.h"
 #include "compile/import/hf_weights.h"
 #include "compile/import/quantized.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak {
 namespace {
@@ -68,6 +70,27 @@ constexpr Usual kUsual[] = {
     {"gptneox", 0, 0, 2048, 0, 1e-5},
     {"dots1", 32, 0, 2048, 4096},
     {"minimax-m2", 8, 128, 196608, 0, 1e-6, 5000000},
+    {"arcee", 0, 0, 4096, 0, 1e-5},
+    {"nemotron", 0, 0, 4096, 0, 1e-5},
+    {"apertus", 0, 0, 65536, 0, 1e-5, 12000000},
+    {"hunyuan-dense", 0, 0, 2048, 0, 1e-5},
+    {"hunyuan-moe", 0, 0, 2048, 0, 1e-5},
+    {"olmo", 0, 0, 2048, 0, 1e-5},
+    {"cwm", 8, 128, 131072, 8192, 1e-5, 1000000},
+    {"helium", 20, 128, 4096, 0, 1e-8, 100000},
+    {"jais2", 0, 0, 8192, 0, 1e-5, 500000},
+    {"qwen3vlmoe", 16, 0, 128000, 0, 1e-6, 500000},
+    {"falcon", 0, 0, 2048, 0, 1e-5},
+    {"gptj", 0, 0, 2048, 0, 1e-5},
+    {"starcoder", 0, 0, 1024, 0, 1e-5},
+    {"minicpm", 0, 0, 2048, 0},
+    {"qwen", 0, 0, 8192, 0},
+    {"chatglm", 0, 0, 8192, 0, 1e-5},
+    {"granitehybrid", 0, 0, 2048, 0},
+    {"nemotron_h", 8, 128, 4096, 0, 1e-5},
+    {"nemotron_h_moe", 8, 128, 4096, 0, 1e-5},
+    {"lfm2", 8, 0, 128000, 0, 1e-5, 1000000},
+    {"lfm2moe", 8, 0, 128000, 0, 1e-5, 1000000},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -83,6 +106,8 @@ Activation activation_named(const Fields& f, const std::string& name) {
     if (name == tanh_form) return Activation::kGeluTanh;
   if (name == "gelu" || name == "gelu_python") return Activation::kGeluErf;
   if (name == "relu") return Activation::kRelu;
+  if (name == "relu2") return Activation::kRelu2;
+  if (name == "xielu" && f.text({"model_type"}, "") == "apertus") return Activation::kXielu;
   fail(ErrorCode::kUnsupported, "{}: activation {} is not supported", f.where(), name);
 }
 
@@ -132,9 +157,10 @@ void read_window(const Fields& f, ModelConfig& c) {
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
-      slides.push_back(c.architecture == "gemma3n" ? i % 5 != 0
-                       : period > 0                ? (i + 1) % period != 0
-                                                   : i >= first);
+      slides.push_back(c.architecture == "cwm"       ? i % 4 != 0
+                       : c.architecture == "gemma3n" ? i % 5 != 0
+                       : period > 0                  ? (i + 1) % period != 0
+                                                     : i >= first);
   }
   for (bool s : slides)
     if (s) c.sliding_window = window;
@@ -197,11 +223,12 @@ const Family& family_of(const Fields& f) {
   std::string type = f.text({"model_type"}, "");
   if (type.empty()) fail(ErrorCode::kCorrupt, "{}: config.json has no model_type", f.where());
   const Family* family = find_family_hf(type);
+  if (type == "nemotron_h" && has_expert_layers(f)) family = find_family("nemotron_h_moe");
   if (!family)
     fail(ErrorCode::kUnsupported, "{}: model type {} is not supported{}; supported: {}", f.where(),
          type, missing_feature(type), supported_architectures());
   if (int64_t n = f.integer({"num_local_experts", "num_experts", "n_routed_experts"}, 0);
-      n > 0 && !family->experts)
+      n > 1 && !family->experts && !family->alone)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", f.where(), type, n);
   return *family;
 }
@@ -220,23 +247,52 @@ void check_file(const Value& json, std::string_view where) {
             where, name.as_string());
 }
 
+// Families with names of their own for the heads that share keys and values.
+void read_shared_heads(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "falcon") {
+    bool grouped = f.boolean("new_decoder_architecture", false);
+    c.kv_heads = grouped ? f.integer({"num_kv_heads", "n_head_kv"}, c.heads)
+                 : f.boolean("multi_query", true) ? 1
+                                                  : c.heads;
+  } else if (c.architecture == "gptj") {
+    c.kv_heads = c.heads;
+  } else if (c.architecture == "starcoder") {
+    c.kv_heads = f.boolean("multi_query", true) ? 1 : c.heads;
+  } else if (c.architecture == "chatglm") {
+    bool shared = f.boolean("multi_query_attention", false);
+    c.kv_heads = shared ? f.integer({"multi_query_group_num"}, 1) : c.heads;
+    if (f.boolean("apply_residual_connection_post_layernorm", false) || !f.boolean("rmsnorm", true))
+      fail(ErrorCode::kUnsupported, "{}: ChatGLM with other norms is not supported", f.where());
+  } else if (c.architecture == "minicpm") {  // MiniCPM 4 attends to all tokens of short texts only
+    if (const Value* sparse = f.find({"sparse_config"}); sparse && sparse->is_object())
+      c.context = std::min(c.context, Fields(*sparse, f.where()).integer({"dense_len"}, 8192));
+  } else if (c.architecture == "qwen") {  // beyond it, positions and scores are scaled
+    c.context = f.integer({"seq_length"}, c.context);
+  }
+}
+
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
-  c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"vocab_size"});
+  c.vocab =
+      gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"padded_vocab_size", "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
-  c.layers = f.required({"num_hidden_layers", "n_layer", "num_layers"});
+  c.layers =
+      family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
   c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
-  c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx"}, usual.context);
+  c.context =
+      f.integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, usual.context);
   if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
+  read_shared_heads(f, c);
   bool latent = c.architecture == "deepseek2";
   if (!latent && !f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
          c.hidden, c.heads);
-  c.head_dim = f.integer({"head_dim"}, usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
+  c.head_dim = f.integer({"head_dim", "kv_channels"},
+                         usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
   if (c.architecture == "deepseek2") {
     c.kv_heads = c.heads;
     c.latent = {f.required({"kv_lora_rank"}), f.integer({"q_lora_rank"}, 0),
@@ -256,66 +312,22 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     }
     return;
   }
+  if (c.architecture.starts_with("lfm2") || c.architecture == "granitehybrid") {
+    c.ffn = hybrid_ffn(f, c);
+    return;
+  }
+  if (c.architecture == "qwen") {  // the file counts gate and up
+    c.ffn = f.required({"intermediate_size"}) / 2;
+    return;
+  }
   if (family.experts && !ffn && f.find({"moe_intermediate_size"}))  // no layer is without experts
     c.ffn = f.integer({"moe_intermediate_size"}, 0);
   else
-    c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
-                          : f.required({"intermediate_size", "ffn_dim"});
-}
-
-// Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
-void read_recurrent(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  c.vocab = f.required({"vocab_size"});
-  c.hidden = f.required({"hidden_size"});
-  c.layers = f.required({"num_hidden_layers"});
-  c.context = f.integer({"max_position_embeddings"}, 1 << 20);
-  r.heads = f.required({"num_heads"});
-  r.head_dim = f.required({"head_dim"});
-  r.state = f.required({"state_size"});
-  r.groups = f.integer({"n_groups"}, 8);
-  r.taps = f.integer({"conv_kernel"}, 4);
-  r.conv_bias = f.boolean("use_conv_bias", true);
-  r.decay_log = true;
-  if (const Value* limit = f.find({"time_step_limit"})) {
-    if (!limit->is_array() || limit->as_array().size() != 2 || !limit->as_array()[0].is_number())
-      f.wrong("time_step_limit", "a list of two numbers");
-    r.step_low = limit->as_array()[0].as_double();
-    // "Infinity" is not a number of JSON: some files have it as a text or an object.
-    const Value& high = limit->as_array()[1];
-    if (high.is_number() && std::isfinite(high.as_double())) r.step_high = high.as_double();
-  }
-  if (f.boolean("use_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
-  if (!f.boolean("rms_norm", true))
-    fail(ErrorCode::kUnsupported, "{}: Mamba-2 without a gated norm is not supported", f.where());
-  c.heads = c.kv_heads = r.heads;
-  c.head_dim = r.head_dim;
-  c.ffn = r.inner();
-}
-
-// Linear attention beside attention (Qwen3-Next).
-void read_gated_delta(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  r.heads = f.integer({"linear_num_value_heads"}, 32);
-  r.head_dim = f.integer({"linear_value_head_dim"}, 128);
-  r.groups = f.integer({"linear_num_key_heads"}, 16);
-  r.state = f.integer({"linear_key_head_dim"}, 128);
-  r.taps = f.integer({"linear_conv_kernel_dim"}, 4);
-  r.conv_bias = false;
-  r.decay_log = r.delta = c.attention_gate = true;
-  int64_t interval = f.integer({"full_attention_interval"}, 4);
-  if (interval <= 0) f.wrong("full_attention_interval", "positive");
-  const Value* types = f.find({"layer_types"});
-  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
-    f.wrong("layer_types", "a list with one entry per layer");
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
-    std::string kind = !type ? "" : type->is_string() ? type->as_string() : "?";
-    if (type && kind != "linear_attention" && kind != "full_attention")
-      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
-    r.layers.push_back(type ? kind == "linear_attention" : (i + 1) % interval != 0);
-  }
+    c.ffn = family.conv1d || c.architecture == "gptj" || c.architecture == "starcoder"
+                ? f.integer({"n_inner"}, 4 * c.hidden)
+            : c.architecture == "falcon"
+                ? f.integer({"ffn_hidden_size"}, 4 * c.hidden)
+                : f.required({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
 }
 
 void read_gpt2(const Fields& f, ModelConfig& c) {
@@ -337,10 +349,43 @@ void read_opt(const Fields& f, const ModelConfig& c) {
 // GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
 // mean the tanh form.
 void read_activation(const Fields& f, ModelConfig& c) {
-  const Value* act = !c.architecture.starts_with("gemma")
-                         ? f.find({"hidden_act", "activation_function"})
-                         : f.find({"hidden_activation"});
+  const Value* act =
+      !c.architecture.starts_with("gemma")
+          ? f.find({"hidden_act", "activation_function", "activation", "mlp_hidden_act"})
+          : f.find({"hidden_activation"});
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
+}
+
+// The head belongs to the whole model, whose field comes before that of its text part.
+void read_tied(const Fields& f, const Fields& whole, const Family& family,
+               const QuantizedWeights& quantized, const WeightSource& weights,
+               const std::string& prefix, ModelConfig& c) {
+  std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
+  bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
+  bool usual = family.tied || !has_head;
+  const char* tie = f.find({"tie_embedding"}) ? "tie_embedding" : "tie_word_embeddings";  // LFM2
+  c.tied_embeddings = f.boolean(tie, usual);
+  if (whole.find({tie}) && (has_head || whole.boolean(tie, false)))
+    c.tied_embeddings = whole.boolean(tie, usual);
+}
+
+// The parameters of Apertus' activation are tensors of one number.
+void read_xielu(const WeightSource& weights, const std::string& prefix, std::string_view where,
+                ModelConfig& c) {
+  auto value = [&](int64_t layer, const char* name, double usual) {
+    std::string tensor = fmt::format("{}layers.{}.mlp.act_fn.{}", prefix, layer, name);
+    const TensorView* t = weights.find(tensor);
+    if (!t && usual != 0) return usual;
+    if (!t || t->elements() != 1 || !dtype_info(t->dtype).is_float || is_block_type(t->dtype))
+      fail(ErrorCode::kCorrupt, "{}: tensor {} is {}", where, tensor,
+           t ? "not one number" : "missing");
+    float x = 0;
+    decode_row(t->dtype, t->bytes.data(), &x, 1);
+    return static_cast<double>(x);
+  };
+  for (int64_t l = 0; l < c.layers; ++l)
+    c.xielu.push_back(
+        xielu_of(value(l, "alpha_p", 0), value(l, "alpha_n", 0), value(l, "beta", 0.5)));
 }
 
 }  // namespace
@@ -365,8 +410,10 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     fail(ErrorCode::kCorrupt, "{}: {} layers are not possible in a model of {} tensors", where,
          c.layers, weights.names().size());
   if (family.gated_delta) read_gated_delta(f, c);
+  if (family.hybrid) read_hybrid(f, c);
   apply_family(family, c);
-  c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"},
+  c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon",
+                         "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);
   read_activation(f, c);
   if (f.boolean("use_bidirectional_attention", false))
@@ -374,7 +421,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   check_config(c, where);
   if (family.rotary)
     read_rope(f, usual_of(c).theta, c);
-  else if (family.conv1d)
+  else if (family.conv1d || c.architecture == "starcoder")
     read_gpt2(f, c);
   else if (!family.recurrent)
     read_opt(f, c);
@@ -382,11 +429,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   read_variants(f, family, c);
   if (c.architecture.starts_with("gemma")) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
-  std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
-  bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
-  bool usual = family.tied || !has_head;
-  c.tied_embeddings =
-      f.boolean("tie_word_embeddings", config_json.get_bool("tie_word_embeddings", usual));
+  read_tied(f, Fields(config_json, where), family, quantized, weights, prefix, c);
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };
@@ -401,6 +444,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   c.mlp_bias = has("ffn_up");
   c.shared_kv_weights = weights.find(hf_tensor_name(
                             family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
+  if (c.activation == Activation::kXielu) read_xielu(weights, prefix, where, c);
   check_config(c, where);
   map_hf_weights(weights, quantized, family, where, c);
   return c;

@@ -302,8 +302,24 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("llama_4_scaling_beta"));
   EXPECT_THAT(error(config("ministral3", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
               HasSubstr("no original_max_position_embeddings"));
-  EXPECT_THAT(error(config("stablelm", R"(,"qk_layernorm":true)")), HasSubstr("qk_layernorm"));
-  EXPECT_THAT(error(config("hunyuan_v1_dense")), HasSubstr("needs norms of q and k after"));
+  EXPECT_THAT(error(config("falcon", R"(,"alibi":true)")), HasSubstr("ALiBi positions are not"));
+  EXPECT_THAT(error(config("gpt_oss", R"(,"num_local_experts":4,"num_experts_per_tok":2)")),
+              HasSubstr("no rope_scaling, which a model of type gpt_oss needs"));
+  EXPECT_THAT(error(config("ministral3")), HasSubstr("no rope_scaling"));
+  EXPECT_THAT(error(config("apertus")), HasSubstr("no rope_scaling"));
+  EXPECT_THAT(error(config("hunyuan_v1_moe", R"(,"num_experts":4,"moe_topk":[2,3])")),
+              HasSubstr("num_experts_per_tok differs from layer to layer"));
+  EXPECT_THAT(error(config("granitemoehybrid", R"(,"layer_types":["mamba","moe"])")),
+              HasSubstr("layer type \"moe\" is not supported"));
+  EXPECT_THAT(error(config("granitemoehybrid", R"(,"layer_types":["mamba"])")),
+              HasSubstr("a list with one entry per layer"));
+  EXPECT_THAT(error(config("nemotron_h")), HasSubstr("config.json has no layer_types"));
+  EXPECT_THAT(error(config("nemotron_h", R"(,"hybrid_override_pattern":"M?")")),
+              HasSubstr("layer type \"?\" is not supported"));
+  EXPECT_THAT(error(config("lfm2", R"(,"layer_types":["conv","mamba"])")),
+              HasSubstr("layer type \"mamba\" is not supported"));
+  EXPECT_THAT(error(config("lfm2", R"(,"layer_types":["conv","conv"],"conv_bias":true)")),
+              HasSubstr("conv_bias is not supported"));
   for (const char* kind : {"linear", "dynamic", "llama3", "yarn"})
     EXPECT_THAT(
         error(config("llama", fmt::format(R"(,"rope_scaling":{{"rope_type":"{}"}})", kind))),
@@ -318,6 +334,32 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(parse_json("[]")), HasSubstr("not an object"));
   m.layer("self_attn.sinks", {4});
   EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
+}
+
+// The head belongs to the model with images, not to its text part.
+TEST(HfConfig, TheWholeModelSaysWhetherItsHeadIsTied) {
+  auto tied = [&](bool head, const char* whole, const char* text) {
+    HfModel m;
+    m.llama();
+    Value json = Value::object();
+    json.set("text_config", config("llama", text));
+    if (*whole) json.set("tie_word_embeddings", *whole == 't');
+    WeightTable table;
+    for (const std::string& name : m.table.names())
+      if (head || name != "lm_head.weight") {
+        const TensorView* t = m.table.find(name);
+        table.add_f32(name, t->dims, std::vector<float>(static_cast<size_t>(t->elements())));
+      }
+    return config_from_hf(json, table, "folder").tied_embeddings;
+  };
+  const char* no = R"(,"tie_word_embeddings":false)";
+  const char* yes = R"(,"tie_word_embeddings":true)";
+  EXPECT_TRUE(tied(true, "t", no));
+  EXPECT_FALSE(tied(true, "f", yes));
+  EXPECT_TRUE(tied(false, "t", no));
+  EXPECT_TRUE(tied(false, "f", yes));
+  EXPECT_FALSE(tied(true, "", no));
+  EXPECT_TRUE(tied(true, "", yes));
 }
 
 TEST(ImportModel, FoldersFilesAndWrongPaths) {

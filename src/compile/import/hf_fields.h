@@ -27,6 +27,15 @@ class Fields {
     if (v && !v->is_int()) wrong(*names.begin(), "an integer");
     return v ? v->as_int() : fallback;
   }
+  // An integer, or a list of equal ones: a value per layer.
+  int64_t uniform(std::initializer_list<std::string_view> names, int64_t fallback) const {
+    const Value* v = find(names);
+    if (!v || !v->is_array()) return integer(names, fallback);
+    for (const Value& item : v->as_array())
+      if (!item.is_int() || item.as_int() != v->as_array()[0].as_int())
+        fail(ErrorCode::kUnsupported, "{}: {} differs from layer to layer", where_, *names.begin());
+    return v->as_array().empty() ? fallback : v->as_array()[0].as_int();
+  }
   int64_t required(std::initializer_list<std::string_view> names) const {
     if (!find(names))
       fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
@@ -76,6 +85,16 @@ class Fields {
 
 // Rotary embeddings; `config` has its sizes.
 void read_rope(const Fields& fields, double usual_theta, ModelConfig& config);
+
+// Layers with a recurrent state: of Mamba-2, of Qwen3-Next, and of models with attention beside
+// Mamba-2 or convolutions.
+void read_recurrent(const Fields& fields, ModelConfig& config);
+void read_gated_delta(const Fields& fields, ModelConfig& config);
+void read_hybrid(const Fields& fields, ModelConfig& config);
+bool has_expert_layers(const Fields& fields);
+bool is_expert_layer(const Fields& fields, size_t layer);
+int64_t count_layers(const Fields& fields);
+int64_t hybrid_ffn(const Fields& fields, const ModelConfig& config);
 
 // What only some families have: scales, layers without positions, experts. `config` has its sizes
 // and windows.

@@ -234,22 +234,156 @@ constexpr HfName kGemma3nNames[] = {
     {"per_layer_proj_norm", "per_layer_projection_norm"},
 };
 
+constexpr HfName kStableLmNames[] = {{"attn_q_norm", "self_attn.q_layernorm.norms.{}"},
+                                     {"attn_k_norm", "self_attn.k_layernorm.norms.{}"}};
+constexpr HfName kApertusNames[] = {{"attn_norm", "attention_layernorm"},
+                                    {"ffn_norm", "feedforward_layernorm"}};
+constexpr HfName kHunyuanNames[] = {
+    {"attn_q_norm", "self_attn.query_layernorm"},
+    {"attn_k_norm", "self_attn.key_layernorm"},
+    {"ffn_gate_inp", "mlp.gate.wg"},
+    {"ffn_gate_shexp", "mlp.shared_mlp.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_mlp.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_mlp.down_proj"},
+};
+constexpr HfName kFalconNames[] = {
+    {"attn_q", "self_attention.query_key_value"},
+    {"attn_k", "self_attention.query_key_value"},
+    {"attn_v", "self_attention.query_key_value"},
+    {"attn_output", "self_attention.dense"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"token_embd", "word_embeddings"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kGptJNames[] = {
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.q_proj"},
+    {"attn_k", "attn.k_proj"},
+    {"attn_v", "attn.v_proj"},
+    {"attn_output", "attn.out_proj"},
+    {"ffn_up", "mlp.fc_in"},
+    {"ffn_down", "mlp.fc_out"},
+    {"token_embd", "wte"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kQwenNames[] = {
+    {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
+    {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
+    {"ffn_up", "mlp.w1"},      {"ffn_gate", "mlp.w2"},         {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},     {"output_norm", "ln_f"},
+};
+constexpr HfName kChatGlmNames[] = {
+    {"attn_q", "self_attention.query_key_value"},
+    {"attn_k", "self_attention.query_key_value"},
+    {"attn_v", "self_attention.query_key_value"},
+    {"attn_output", "self_attention.dense"},
+    {"ffn_gate", "mlp.dense_h_to_4h"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"output_norm", "final_layernorm"},
+};
+
+constexpr HfName kGraniteHybridNames[] = {
+    {"ffn_gate", "shared_mlp.input_linear"},
+    {"ffn_up", "shared_mlp.input_linear"},
+    {"ffn_down", "shared_mlp.output_linear"},
+    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
+    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
+    {"ffn_up_exps", "block_sparse_moe.input_linear"},
+    {"ffn_down_exps", "block_sparse_moe.output_linear"},
+    {"ffn_gate_shexp", "shared_mlp.input_linear"},
+    {"ffn_up_shexp", "shared_mlp.input_linear"},
+    {"ffn_down_shexp", "shared_mlp.output_linear"},
+    {"ssm_gate", "mamba.in_proj"},
+    {"ssm_xbc", "mamba.in_proj"},
+    {"ssm_step", "mamba.in_proj"},
+    {"ssm_conv1d", "mamba.conv1d"},
+    {"ssm_dt", "mamba.dt_bias"},
+    {"ssm_a", "mamba.A_log"},
+    {"ssm_d", "mamba.D"},
+    {"ssm_norm", "mamba.norm"},
+    {"ssm_out", "mamba.out_proj"},
+};
+constexpr HfName kNemotronHNames[] = {
+    {"token_embd", "embeddings"},
+    {"attn_norm", "norm"},
+    {"output_norm", "norm_f"},
+    {"attn_q", "mixer.q_proj"},
+    {"attn_k", "mixer.k_proj"},
+    {"attn_v", "mixer.v_proj"},
+    {"attn_output", "mixer.o_proj"},
+    {"ffn_up", "mixer.up_proj"},
+    {"ffn_down", "mixer.down_proj"},
+    {"ffn_gate_inp", "mixer.gate"},
+    {"ffn_up_exps", "mixer.experts.{}.up_proj"},
+    {"ffn_down_exps", "mixer.experts.{}.down_proj"},
+    {"exp_probs_b", "mixer.gate.e_score_correction_bias"},
+    {"ffn_up_shexp", "mixer.shared_experts.up_proj"},
+    {"ffn_down_shexp", "mixer.shared_experts.down_proj"},
+};
+constexpr HfName kLfm2Names[] = {
+    {"attn_norm", "operator_norm"},
+    {"ffn_norm", "ffn_norm"},
+    {"output_norm", "embedding_norm"},
+    {"attn_q_norm", "self_attn.q_layernorm"},
+    {"attn_k_norm", "self_attn.k_layernorm"},
+    {"attn_output", "self_attn.out_proj"},
+    {"ffn_gate", "feed_forward.w1"},
+    {"ffn_up", "feed_forward.w3"},
+    {"ffn_down", "feed_forward.w2"},
+    {"ffn_gate_inp", "feed_forward.gate"},
+    {"ffn_gate_exps", "feed_forward.experts.{}.w1"},
+    {"ffn_up_exps", "feed_forward.experts.{}.w3"},
+    {"ffn_down_exps", "feed_forward.experts.{}.w2"},
+    {"exp_probs_b", "feed_forward.expert_bias"},
+    {"ssm_b", "conv.in_proj"},
+    {"ssm_c", "conv.in_proj"},
+    {"ssm_x", "conv.in_proj"},
+    {"ssm_conv1d", "conv.conv"},
+    {"ssm_out", "conv.out_proj"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
 };
 constexpr OwnNames kOwnNames[] = {
-    {"gpt2", kGpt2Names},           {"opt", kOptNames},
-    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
-    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
-    {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
-    {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
-    {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
-    {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
-    {"gemma3n", kGemma3nNames},     {"granitemoe", kGraniteMoeNames},
-    {"gptneox", kGptNeoXNames},     {"ernie4_5-moe", kErnieMoeNames},
-    {"minimax-m2", kMiniMaxNames},  {"qwen35", kQwen35Names},
+    {"gpt2", kGpt2Names},
+    {"opt", kOptNames},
+    {"phi2", kPhi2Names},
+    {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},
+    {"internlm2", kInternLm2Names},
+    {"exaone", kExaoneNames},
+    {"mixtral", kMixtralNames},
+    {"qwen2moe", kQwen2MoeNames},
+    {"deepseek2", kLatentNames},
+    {"gpt-oss", kGptOssNames},
+    {"mamba2", kMamba2Names},
+    {"qwen3next", kQwen3NextNames},
+    {"llama4", kLlama4Names},
+    {"gemma3n", kGemma3nNames},
+    {"granitemoe", kGraniteMoeNames},
+    {"gptneox", kGptNeoXNames},
+    {"ernie4_5-moe", kErnieMoeNames},
+    {"minimax-m2", kMiniMaxNames},
+    {"qwen35", kQwen35Names},
     {"qwen35moe", kQwen35Names},
+    {"apertus", kApertusNames},
+    {"hunyuan-dense", kHunyuanNames},
+    {"hunyuan-moe", kHunyuanNames},
+    {"falcon", kFalconNames},
+    {"gptj", kGptJNames},
+    {"starcoder", kGpt2Names},
+    {"qwen", kQwenNames},
+    {"granitehybrid", kGraniteHybridNames},
+    {"nemotron_h", kNemotronHNames},
+    {"nemotron_h_moe", kNemotronHNames},
+    {"lfm2", kLfm2Names},
+    {"lfm2moe", kLfm2Names},
+    {"chatglm", kChatGlmNames},
+    {"stablelm", kStableLmNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -264,6 +398,8 @@ std::string_view hf_stem(const Family& family, std::string_view stem) {
   std::string_view name;
   for (const OwnNames& own : kOwnNames)
     if (own.architecture == family.architecture) name = lookup(own.names, stem);
+  if (name.empty() && family.architecture.starts_with("nemotron_h"))
+    name = lookup(kMamba2Names, stem);
   if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
   if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);

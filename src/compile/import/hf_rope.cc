@@ -1,4 +1,5 @@
 // Rotary embeddings in config.json.
+#include <cmath>
 #include <string>
 
 #include "base/error.h"
@@ -20,6 +21,13 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   bool phi3 = top.text({"model_type"}, "") == "phi3";
   if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
   if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
+  if (double alpha = p.number({"alpha"}, 0);
+      type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
+    // Fixed: it does not depend on the length.
+    auto n = static_cast<double>(dims);
+    r.theta *= std::pow(alpha, n / (n - 2));
+    return r;
+  }
   // A length next to the scaling overrides the one in it.
   r.original_context = top.integer({"original_max_position_embeddings"},
                                    p.integer({"original_max_position_embeddings"}, context));
@@ -83,7 +91,14 @@ double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
 void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   bool olmo3 = f.text({"model_type"}, "") == "olmo3";
   double theta = f.number({"rope_theta", "rotary_emb_base"}, olmo3 ? 500000 : usual_theta);
+  if (c.architecture == "chatglm") theta *= f.number({"rope_ratio"}, 1);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
+  // Transformers would assume the scaling of the published models.
+  bool scaled = c.architecture == "gpt-oss" || c.architecture == "apertus" ||
+                c.architecture == "cwm" || f.text({"model_type"}, "") == "ministral3";
+  if (scaled && !params)
+    fail(ErrorCode::kCorrupt, "{}: config.json has no rope_scaling, which a model of type {} needs",
+         f.where(), f.text({"model_type"}, ""));
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
   Fields p(params ? *params : none, f.where());

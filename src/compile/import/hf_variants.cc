@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "compile/import/hf_fields.h"
 
@@ -14,10 +15,13 @@ void read_scales(const Fields& f, ModelConfig& c) {
     c.logit_scale = 1 / f.number({"logits_scaling"}, 1);
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = f.number({"logit_scale"}, 0.0625);
-    if (f.boolean("use_qk_norm", false))
-      fail(ErrorCode::kUnsupported,
-           "{}: norms of q and k with weights per head (use_qk_norm) are not supported", f.where());
+    c.qk_norm = c.head_qk_norm = c.architecture == "command-r" && f.boolean("use_qk_norm", false);
+  } else if (c.architecture == "minicpm") {
+    c.embedding_scale = f.number({"scale_emb"}, 1);
+    c.residual_scale = f.number({"scale_depth"}, 1) / std::sqrt(static_cast<double>(c.layers));
+    c.logit_scale = f.number({"dim_model_base"}, 1) / static_cast<double>(c.hidden);
   }
+  if (c.architecture == "olmo" || c.architecture == "olmoe") c.clip_qkv = f.number({"clip_qkv"}, 0);
 }
 
 // Layers that use no positions: every n-th of SmolLM3 and Llama 4; those without a window of Cohere
@@ -35,6 +39,10 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
       if (v && !v->is_int()) f.wrong("no_rope_layers", "a list of numbers");
       c.layer_rotates.push_back(v ? v->as_int() != 0 : (i + 1) % interval != 0);
     }
+  } else if (c.architecture.starts_with("nemotron_h") ||
+             (c.architecture == "granitehybrid" &&
+              f.text({"position_embedding_type"}, "") != "rope")) {
+    c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
@@ -43,12 +51,17 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
 
 // Whether attention and MLP read the same input is a choice in two families.
 void read_parallel(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "falcon") {
+    bool grouped = f.boolean("new_decoder_architecture", false);
+    c.parallel = grouped || f.boolean("parallel_attn", true);
+    c.two_norms = grouped && f.integer({"num_ln_in_parallel_attn"}, 2) == 2;
+    if (f.boolean("alibi", false))
+      fail(ErrorCode::kUnsupported, "{}: ALiBi positions are not supported", f.where());
+  }
   bool stablelm = c.architecture == "stablelm";
   if (!stablelm && c.architecture != "gptneox") return;
   c.parallel = f.boolean("use_parallel_residual", !stablelm);
-  if (stablelm && f.boolean("qk_layernorm", false))
-    fail(ErrorCode::kUnsupported,
-         "{}: norms of q and k with weights per head (qk_layernorm) are not supported", f.where());
+  c.qk_norm = c.head_qk_norm = stablelm && f.boolean("qk_layernorm", false);
 }
 
 // The layers of a list that the model has.
@@ -67,7 +80,10 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
   bool one_dense = c.architecture == "glm4moe" || c.architecture == "ernie4_5-moe" ||
                    f.text({"model_type"}, "") == "glm4_moe_lite";
-  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index"}, one_dense ? 1 : 0);
+  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"},
+                            one_dense                     ? 1
+                            : c.architecture == "lfm2moe" ? 2
+                                                          : 0);
   const char* key = c.architecture == "llama4"         ? "interleave_moe_layer_step"
                     : c.architecture == "ernie4_5-moe" ? "moe_layer_interval"
                                                        : "decoder_sparse_step";
@@ -87,6 +103,9 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
     for (int64_t at : layer_numbers(f, *with, "moe_layers", c.layers))
       layers[static_cast<size_t>(at)] = true;
   }
+  if (c.alone) {  // an MLP without experts has no router
+    for (size_t i = 0; i < layers.size(); ++i) layers[i] = c.mlp_layers[i] && is_expert_layer(f, i);
+  }
   if (const Value* only = f.find({"mlp_only_layers"})) {
     for (int64_t at : layer_numbers(f, *only, "mlp_only_layers", c.layers))
       layers[static_cast<size_t>(at)] = false;
@@ -96,22 +115,31 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
 
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (!family.experts) return;
+  if (c.architecture == "granitehybrid" && f.integer({"num_local_experts"}, 8) == 0) return;
   ExpertConfig& e = c.experts;
   e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
-  e.used = f.required({"num_experts_per_tok", "experts_per_token", "moe_k"});
-  e.ffn = f.integer({"moe_intermediate_size"}, c.ffn);
+  e.used = f.uniform({"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"}, 0);
+  e.ffn = f.uniform({"moe_intermediate_size"}, c.ffn);
   e.sigmoid = e.score_bias = family.sigmoid_experts;
   // Qwen3's default is not the value of its models.
   if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
   e.normalize =
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
+      c.architecture == "hunyuan-moe" || c.architecture == "qwen3vlmoe" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
   if (c.architecture == "ernie4_5-moe") {
     e.score_bias = true;
     e.shared_ffn = f.integer({"moe_num_shared_experts"}, 2) * e.ffn;
-  } else if (c.architecture == "granitemoe") {
-    bool shared = f.text({"model_type"}, "") == "granitemoeshared";
+  } else if (c.architecture == "hunyuan-moe") {
+    e.shared_ffn = c.ffn * f.uniform({"num_shared_expert"}, 1);
+  } else if (c.architecture == "nemotron_h_moe") {
+    e.shared_ffn = f.integer({"moe_shared_expert_intermediate_size"}, 7688);
+    if (f.find({"moe_latent_size"}))
+      fail(ErrorCode::kUnsupported,
+           "{}: experts of a smaller vector (moe_latent_size) are not supported", f.where());
+  } else if (c.architecture.starts_with("granite")) {
+    bool shared = f.text({"model_type"}, "") != "granitemoe";
     e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);
   } else if (c.architecture == "qwen2moe" || family.gated_delta) {
     e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
@@ -119,6 +147,7 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   } else {
     e.shared_ffn = f.integer({"n_shared_experts"}, 0) * e.ffn;
   }
+  if (c.architecture == "lfm2moe") e.score_bias = f.boolean("use_expert_bias", true);
   e.groups = f.integer({"n_group"}, 1);
   e.used_groups = f.integer({"topk_group"}, 1);
   if (c.architecture == "deepseek2") {
@@ -129,8 +158,6 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
     if (e.groups == 1) e.used_groups = 1;
   }
   if (e.count <= 0) f.wrong("num_experts", "positive");
-  if (f.find({"clip_qkv"}))
-    fail(ErrorCode::kUnsupported, "{}: clip_qkv is not supported", f.where());
   e.layers = expert_layers(f, c);
 }
 

@@ -7,7 +7,9 @@ namespace tokamak {
 namespace {
 
 std::string_view layers_name(const Family& family) {
-  return family.conv1d || family.architecture == "exaone" ? "h" : "layers";
+  for (const char* name : {"gpt2", "exaone", "falcon", "gptj", "starcoder", "qwen"})
+    if (family.architecture == name) return "h";
+  return "layers";
 }
 
 bool is_attention_input(std::string_view stem) {
@@ -32,10 +34,11 @@ RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
 }
 
 // Masks and frequencies that old checkpoints saved as tensors; they are derived from the
-// configuration.
+// configuration. The parameters of an activation are read as a part of it.
 bool is_buffer(std::string_view name) {
   for (const char* end : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
-                          ".attention.bias", ".attention.masked_bias"})
+                          ".attention.bias", ".attention.masked_bias", ".act_fn.alpha_p",
+                          ".act_fn.alpha_n", ".act_fn.beta", ".act_fn.eps"})
     if (name.ends_with(end)) return true;
   return false;
 }
@@ -59,10 +62,15 @@ bool is_stacked(const Family& family, const WeightSlot& slot) {
 }
 
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
-  WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
-  for (const char* prefix :
-       {"model.", "", "transformer.", "language_model.model.", "model.language_model.",
-        "model.decoder.", "decoder.", "backbone.", "gpt_neox."})
+  WeightSlot first{0,
+                   family.architecture == "falcon" || family.unit_norms ? "attn_output"
+                   : family.pre_norms                                   ? "attn_norm"
+                                                                        : "post_attention_norm",
+                   "weight",
+                   {}};
+  for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
+                             "model.language_model.", "model.decoder.", "decoder.", "backbone.",
+                             "gpt_neox.", "transformer.encoder.", "model.text_model."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -73,6 +81,7 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
   if (slot.stem == "output") {
     if (family.architecture == "internlm2") return "output." + slot.suffix;
     if (family.architecture == "gptneox") return "embed_out." + slot.suffix;
+    if (family.architecture == "chatglm") return "transformer.output_layer." + slot.suffix;
     // The head is stored next to the model, not inside it.
     bool nested = prefix == "language_model.model.";
     return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
@@ -80,6 +89,8 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
   if (AltUpPart part = altup_part(slot.stem); part.index >= 0)
     return fmt::format("{}{}.{}.weight", prefix,
                        part.back ? "altup_unembed_projections" : "altup_projections", part.index);
+  if (family.architecture == "chatglm" && slot.stem == "token_embd")
+    return "transformer.embedding.word_embeddings." + slot.suffix;
   std::string_view stem = hf_stem(family, slot.stem);
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
@@ -91,14 +102,25 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
 
 namespace {
 
-// The tensors of a slot: one, or one per expert.
-std::vector<std::string> sources_of(const Family& family, const std::string& prefix,
-                                    const WeightSlot& slot) {
-  std::string name = hf_tensor_name(family, prefix, slot);
+// Falcon 40B has a norm for each part of a block, under other names than those of Falcon 7B.
+std::string own_norm_name(const Family& family, const ModelConfig& config, std::string name) {
+  if (family.architecture != "falcon" || !config.two_norms) return name;
+  for (const auto& [from, to] :
+       {std::pair("input_layernorm", "ln_attn"), {"post_attention_layernorm", "ln_mlp"}})
+    if (size_t at = name.find(from); at != std::string::npos)
+      return name.replace(at, std::string_view(from).size(), to);
+  return name;
+}
+
+// The tensors of a slot: one, or one per expert or head.
+std::vector<std::string> sources_of(const Family& family, const ModelConfig& config,
+                                    const std::string& prefix, const WeightSlot& slot) {
+  std::string name = own_norm_name(family, config, hf_tensor_name(family, prefix, slot));
   size_t at = name.find("{}");
   if (at == std::string::npos) return {name};
   std::vector<std::string> out;
-  for (int64_t e = 0; e < slot.dims[0]; ++e)
+  int64_t count = is_norm(slot.stem) ? slot.dims[0] / config.head_dim : slot.dims[0];
+  for (int64_t e = 0; e < count; ++e)
     out.push_back(name.substr(0, at) + std::to_string(e) + name.substr(at + 2));
   return out;
 }
@@ -124,25 +146,32 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   if (is_fused_part(family, slot.stem)) {
     FusedRows rows = fused_rows(config, slot.stem);
     check_fused_size(weights, where, source, rows.total, !steps.empty());
-    bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox";
+    bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox" ||
+                   family.architecture == "falcon" ||
+                   (family.architecture == "starcoder" && config.kv_heads > 1);
     steps.push_back(grouped ? grouped_rows(config, slot.stem) : slice_rows(rows.begin, rows.end));
   }
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
                                  config.rope.dims == config.head_dim ? 0 : config.rope.dims));
+  if (config.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
+    add_head_norm_steps(family, config, slot, steps);
   if (config.attention_gate && slot.stem == "attn_q")  // each head has its query and its gate
     steps.push_back(slice_rows_of_each(0, config.head_dim, 2 * config.head_dim));
   if (slot.stem == "attn_gate")
     steps.push_back(slice_rows_of_each(config.head_dim, 2 * config.head_dim, 2 * config.head_dim));
-  if ((family.gemma || family.centered_norms) && is_norm(slot.stem))
+  if ((family.gemma || family.centered_norms) && is_norm(slot.stem) && slot.suffix == "weight")
     steps.push_back(add_scalar(1.0));
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));
-  if (family.architecture == "granitemoe" && slot.stem == "ffn_gate_shexp")
-    steps.push_back(slice_rows(0, config.experts.shared_ffn));
-  if (family.architecture == "granitemoe" && slot.stem == "ffn_up_shexp")
-    steps.push_back(slice_rows(config.experts.shared_ffn, 2 * config.experts.shared_ffn));
+  bool gate = slot.stem == "ffn_gate_shexp" || slot.stem == "ffn_gate";
+  bool up = slot.stem == "ffn_up_shexp" || slot.stem == "ffn_up";
+  if (family.stacked_experts && family.architecture.starts_with("granite") && (gate || up)) {
+    int64_t rows = slot.dims[0], first = up ? rows : 0;
+    check_fused_size(weights, where, source, 2 * rows, false);
+    steps.push_back(slice_rows(first, first + rows));
+  }
   if (slot.dims.size() == 3 || slot.stem == "exp_probs_b") steps.push_back(reshape(slot.dims));
   return steps;
 }
@@ -153,8 +182,9 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
-  if (config.architecture != "granitemoe")
+  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4" ||
+                    config.architecture == "qwen3vlmoe";
+  if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;
   if (bias) {
@@ -176,11 +206,13 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   return steps;
 }
 
-// Qwen3.5 is published with one tensor for all experts and saved by transformers with one for each.
-// Then `sources` becomes the former, with a suffix that the tensor does not have.
+// Qwen3.5 and Qwen3-VL are published with one tensor for all experts and Qwen3.5 is saved by
+// transformers with one for each. Then `sources` becomes the former, with a suffix that the tensor
+// does not have.
 bool published_stacked(const WeightSource& weights, const Family& family, const std::string& prefix,
                        const WeightSlot& slot, std::vector<std::string>& sources) {
-  if (family.architecture != "qwen35moe" || !slot.stem.ends_with("_exps")) return false;
+  bool published = family.architecture == "qwen35moe" || family.architecture == "qwen3vlmoe";
+  if (!published || !slot.stem.ends_with("_exps")) return false;
   std::string name = fmt::format("{}layers.{}.mlp.experts.{}", prefix, slot.layer,
                                  slot.stem == "ffn_down_exps" ? "down_proj" : "gate_up_proj");
   if (!weights.find(name)) return false;
@@ -264,7 +296,7 @@ void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantiz
     WeightSlot stored = slot;
     if (!latent.stem.empty()) stored.stem = latent.stem;
     std::vector<std::string> sources = latent.stem.empty()
-                                           ? sources_of(family, prefix, slot)
+                                           ? sources_of(family, config, prefix, slot)
                                            : std::vector{hf_tensor_name(family, prefix, stored)};
     std::vector<RecipeStep> steps = latent.stem.empty()
                                         ? steps_of(weights, family, where, config, slot, sources[0])

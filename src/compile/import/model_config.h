@@ -30,7 +30,13 @@ struct RopeConfig {
 };
 
 enum class NormKind { kRms, kLayer };
-enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
+enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kRelu2, kTanh, kXielu };
+
+// Apertus: a layer's activation, p x^2 + beta x above zero and n (exp(x) - 1 - x) + beta x below.
+struct XieluConfig {
+  double p = 0, n = 0, beta = 0;
+  bool operator==(const XieluConfig&) const = default;
+};
 
 // Experts of a layer's MLP. A router scores them per token; the best `used` are computed.
 struct ExpertConfig {
@@ -83,7 +89,8 @@ struct RecurrentConfig {
   int64_t groups = 1;        // of heads that share their input and output vectors
   int64_t norm_groups = 1;   // of channels that are normalised together (Mamba-2)
   int64_t taps = 0;          // of the convolution
-  bool delta = false;        // the gated delta rule; an MLP follows
+  bool delta = false;        // the gated delta rule
+  bool short_conv = false;   // LFM2: the convolution, between two gates, and no other state
   std::vector<bool> layers;  // which layers they are; empty: all
   bool conv_bias = true;
   bool decay_log = false;                // the file has log(-a) instead of a
@@ -91,6 +98,7 @@ struct RecurrentConfig {
   bool at(int64_t layer) const {
     return heads > 0 && (layers.empty() || layers[static_cast<size_t>(layer)]);
   }
+  int64_t states() const { return short_conv ? 1 : 2; }
   int64_t inner() const { return heads * head_dim; }
   int64_t channels() const { return inner() + 2 * groups * state; }  // of the convolution
   bool operator==(const RecurrentConfig&) const = default;
@@ -113,6 +121,9 @@ struct ModelConfig {
   bool two_norms = false;     // and each has a norm of its own (GPT-NeoX), else they share one
   bool qk_norm = false;       // norm over each head of q and k, before the rotation
   bool wide_qk_norm = false;  // norm over all heads of q and k together
+  bool head_qk_norm = false;  // of qk_norm: each head has its own weights (Command R+)
+  bool late_qk_norm = false;  // of qk_norm: after the rotation (Hunyuan)
+  bool unit_norms = false;    // norms have no weights (OLMo 1)
   bool unit_qk = false;       // rotated q and k are normalised, without weights (Llama 4)
   bool pre_norms = true;      // norms before attention and MLP
   bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
@@ -128,6 +139,8 @@ struct ModelConfig {
   bool attention_gate = false;     // what attention gives is multiplied by a sigmoid of the token
   bool attention_sinks = false;    // a weight per head joins the softmax
   double final_softcap = 0.0;
+  double clip_qkv = 0.0;           // limit of q, k and v; 0 = none
+  std::vector<XieluConfig> xielu;  // per layer, with Activation::kXielu
   // Llama 4: layers without positions multiply queries by 1 + scale * log(1 + (position + 1) /
   // length), the quotient rounded down. 0: none.
   double temperature_scale = 0.0;
@@ -139,6 +152,8 @@ struct ModelConfig {
   bool chunked = false;  // sliding layers see the tokens of their chunk of sliding_window positions
   std::vector<bool> layer_slides;   // per layer; empty = none slides
   std::vector<bool> layer_rotates;  // per layer; empty = all
+  bool alone = false;  // a layer is attention, a recurrent part or an MLP, not two of them
+  std::vector<bool> mlp_layers;  // with `alone`, the MLPs; empty = none
   int64_t shared_kv_layers = 0;  // the last layers, which read the keys and values of earlier ones
   bool shared_kv_weights = false;  // the file has their matrices nevertheless
   ExpertConfig experts;
@@ -148,6 +163,9 @@ struct ModelConfig {
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
 
+  bool only_mlp(int64_t layer) const {
+    return !mlp_layers.empty() && mlp_layers[static_cast<size_t>(layer)];
+  }
   bool shares_kv(int64_t layer) const { return layer >= layers - shared_kv_layers; }
   // The layer whose keys and values a layer reads: the last one of its kind that has its own.
   int64_t kv_layer(int64_t layer) const {

@@ -19,6 +19,14 @@ RecipeStep add_scalar(double value) {
   return {.kind = RecipeStep::Kind::kAddScalar, .value = value, .dims = {}};
 }
 
+void add_head_norm_steps(const Family& family, const ModelConfig& c, const WeightSlot& slot,
+                         std::vector<RecipeStep>& steps) {
+  steps.push_back(reshape(slot.dims));
+  if (family.interleaved || family.gguf_interleaved)
+    steps.push_back(
+        permute_rows(slot.dims[0] / c.head_dim, c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+}
+
 void scale_latent(ModelConfig& c) {
   const RopeConfig& r = c.rope;
   if (r.scaling != RopeConfig::Scaling::kYarn || r.mscale_all_dim <= 0 || r.factor <= 1) return;
@@ -72,6 +80,16 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
   if (auto steps = delta_steps(r, slot.stem); r.delta && !steps.empty()) return {"", steps};
   int64_t gate = r.inner(), mixed = gate + r.channels();
   auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
+  if (r.short_conv && slot.stem.starts_with("ssm_")) {
+    const int64_t h = c.hidden, part = slot.stem == "ssm_b" ? 0 : slot.stem == "ssm_c" ? 1 : 2;
+    if (slot.stem == "ssm_out") return {in_layer("shortconv.out_proj.weight"), {}};
+    if (slot.stem == "ssm_conv1d")
+      return {in_layer("shortconv.conv.weight"),
+              {reshape(slot.dims),
+               {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
+    return {in_layer("shortconv.in_proj.weight"), {slice_rows(part * h, (part + 1) * h)}};
+  }
+  if (!slot.stem.starts_with("ssm_")) return {};
   if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
   if (slot.stem == "ssm_xbc") return {in_layer("ssm_in.weight"), {slice_rows(gate, mixed)}};
   if (slot.stem == "ssm_step")

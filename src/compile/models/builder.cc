@@ -114,7 +114,8 @@ void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
   }
   for (const GroupDecl& g : module_.groups) {
     bool used = false;
-    for (int64_t l = 0; l < layers_; ++l) used = used || group_of(l) == g.name;
+    for (int64_t l = 0; l < layers_; ++l)
+      used = used || (!config.only_mlp(l) && group_of(l) == g.name);
     if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   }
   for (size_t i = 0, n = first_state(layers_); i < n; ++i) {
@@ -142,10 +143,11 @@ void ModelBuilder::declare_recurrent_states(int64_t layer) {
   TensorType heads{DType::kF32,
                    {{"h", r.heads, false}, {"p", r.head_dim, false}, {"n", r.state, false}}};
   for (const auto& [name, type] : {std::pair("conv", rows), {"ssm", heads}})
-    module_.states.push_back({fmt::format("{}.{}", name, layer),
-                              "recurrent",
-                              StateDecl::Growth::kPerSequence,
-                              {{"s", type}}});
+    if (!r.short_conv || type == rows)
+      module_.states.push_back({fmt::format("{}.{}", name, layer),
+                                "recurrent",
+                                StateDecl::Growth::kPerSequence,
+                                {{"s", type}}});
 }
 
 void ModelBuilder::declare_states() {
@@ -153,7 +155,8 @@ void ModelBuilder::declare_states() {
     fail(ErrorCode::kUnsupported,
          "speculation needs a model without recurrent layers: their state cannot be rolled back");
   std::set<std::string> used;
-  for (int64_t l = 0; l < config.layers; ++l) used.insert(group_of(l));
+  for (int64_t l = 0; l < config.layers; ++l)
+    if (!config.only_mlp(l)) used.insert(group_of(l));
   if (used.contains("full")) module_.groups.push_back({"full", 0, options.block_size});
   if (used.contains("window"))
     module_.groups.push_back({"window", config.sliding_window, options.block_size});
@@ -161,6 +164,7 @@ void ModelBuilder::declare_states() {
   TensorType plane{options.kv_dtype,
                    {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
   for (int64_t l = 0; l < config.layers - config.shared_kv_layers; ++l) {
+    if (config.only_mlp(l)) continue;
     if (config.recurrent.at(l)) {
       declare_recurrent_states(l);
       continue;
@@ -176,7 +180,10 @@ void ModelBuilder::declare_states() {
 
 size_t ModelBuilder::first_state(int64_t layer) const {
   size_t n = 0;
-  for (int64_t l = 0; l < layer; ++l) n += config.recurrent.at(l) ? 2 : config.shares_kv(l) ? 0 : 1;
+  for (int64_t l = 0; l < layer; ++l) {
+    if (config.only_mlp(l) || config.shares_kv(l)) continue;
+    n += config.recurrent.at(l) ? static_cast<size_t>(config.recurrent.states()) : 1;
+  }
   return n;
 }
 
@@ -271,10 +278,29 @@ Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
 
 Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
   Attrs eps = Value::Object{{"eps", config.norm_eps}};
+  if (config.unit_norms)
+    return op("layer_norm",
+              {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))},
+              eps, prefix);
   Ref w = weight(prefix + ".weight");
   if (config.norm == NormKind::kRms) return op("rms_norm", {x, w}, eps, prefix);
   if (has(prefix + ".bias")) return op("layer_norm", {x, w, weight(prefix + ".bias")}, eps, prefix);
   return op("layer_norm", {x, w}, eps, prefix);
+}
+
+Ref ModelBuilder::head_norm(Ref x, const std::string& prefix) {
+  const TensorType& t = fn_->tensor(x);
+  Attrs shape = Value::Object{{"dims", Value::Array{t.extent(1).text(), t.extent(2).text()}},
+                              {"axes", Value::Array{"h", "hd"}}};
+  Ref ones = constant("head_norm", std::vector<double>(static_cast<size_t>(config.head_dim), 1.0));
+  Ref y = op(config.norm == NormKind::kRms ? "rms_norm" : "layer_norm", {x, ones},
+             Value::Object{{"eps", config.norm_eps}}, prefix);
+  return op("mul", {y, op("reshape", {weight(prefix + ".weight")}, std::move(shape))});
+}
+
+Ref ModelBuilder::clip(Ref x, double limit) {
+  return op("maximum",
+            {op("minimum", {x, constant("limit", {limit})}), constant("floor", {-limit})});
 }
 
 Ref ModelBuilder::unit_norm(Ref x, int64_t width) {
@@ -332,11 +358,26 @@ Ref ModelBuilder::activation(Ref x, Activation kind) {
       return op("gelu", {x}, Value::Object{{"approximate", "none"}});
     case Activation::kRelu:
       return op("relu", {x});
+    case Activation::kRelu2:
+      x = op("relu", {x});
+      return op("mul", {x, x});
     case Activation::kTanh:
       return op("tanh", {x});
+    case Activation::kXielu:
+      break;
   }
   TK_CHECK(false);
   return {};
+}
+
+Ref ModelBuilder::activation(Ref x, int64_t layer) {
+  if (config.activation != Activation::kXielu) return activation(x);
+  const XieluConfig& a = config.xielu[static_cast<size_t>(layer)];
+  auto scaled = [&](Ref y, double by) { return op("scale", {y}, Value::Object{{"value", by}}); };
+  Ref high = op("relu", {x}), low = op("minimum", {x, constant("zero", {0.0})});
+  Ref curve = op("sub", {op("sub", {op("exp", {low}), constant("one", {1.0})}), low});
+  Ref bent = op("add", {scaled(op("mul", {high, high}), a.p), scaled(curve, a.n)});
+  return op("add", {bent, scaled(x, a.beta)});
 }
 
 double ModelBuilder::score_scale(int64_t layer) const {

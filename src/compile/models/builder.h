@@ -36,14 +36,17 @@ class ModelBuilder {
   Ref linear(Ref x,
              const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
                                           // change by the row's adapter
-  Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
-  Ref unit_norm(Ref x, int64_t width);           // of the mean square, without weights
+  Ref norm(Ref x, const std::string& prefix);       // the model's kind of norm
+  Ref head_norm(Ref x, const std::string& prefix);  // the same, with weights for each head
+  Ref unit_norm(Ref x, int64_t width);              // of the mean square, without weights
+  Ref clip(Ref x, double limit);
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
   Ref temper(Ref q);  // queries of a layer without positions: larger where the context is longer
   Ref activation(Ref x, Activation kind);
   Ref activation(Ref x) { return activation(x, config.activation); }
+  Ref activation(Ref x, int64_t layer);  // where it may differ from layer to layer
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
   std::vector<Ref> op_multi(std::string_view name, std::vector<Ref> in, Attrs attrs = {},
                             std::string label = {});
@@ -106,12 +109,11 @@ class ModelBuilder {
 Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
-Module build_mamba2(const ModelConfig& config, const CompileOptions& options);
 Module build_gemma3n(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
 
-// Linear attention by the gated delta rule, in place of attention.
-Ref delta_attention(ModelBuilder& builder, Ref x, int64_t layer);
+// What a layer with a recurrent state has in place of attention.
+Ref recurrent_mixer(ModelBuilder& builder, Ref x, int64_t layer);
 
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);

@@ -13,21 +13,24 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   auto project = [&](const char* stem, int64_t heads) {
     Ref y = b.linear(x, blk + stem);
     if (c.wide_qk_norm && stem != std::string_view("attn_v")) y = b.norm(y, blk + stem + "_norm");
+    if (c.clip_qkv > 0) y = b.clip(y, c.clip_qkv);
     return b.heads(y, heads, c.head_dim);
   };
   Ref q = project("attn_q", c.heads);
   Ref k = project("attn_k", c.kv_heads);
   Ref v = project("attn_v", c.kv_heads);
-  if (c.qk_norm) {
-    q = b.norm(q, blk + "attn_q_norm");
-    k = b.norm(k, blk + "attn_k_norm");
-  }
+  auto norms = [&] {
+    q = c.head_qk_norm ? b.head_norm(q, blk + "attn_q_norm") : b.norm(q, blk + "attn_q_norm");
+    k = c.head_qk_norm ? b.head_norm(k, blk + "attn_k_norm") : b.norm(k, blk + "attn_k_norm");
+  };
+  if (c.qk_norm && !c.late_qk_norm) norms();
   if (c.unit_qk && b.rotates(layer)) {  // Llama 4 does it after the rotation, which keeps lengths
     q = b.unit_norm(q, c.head_dim);
     k = b.unit_norm(k, c.head_dim);
   }
   q = b.rope(q, layer);
   k = b.rope(k, layer);
+  if (c.qk_norm && c.late_qk_norm) norms();
   if (c.temperature_everywhere || !b.rotates(layer)) q = b.temper(q);
   Ref mixed = b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
@@ -41,7 +44,7 @@ Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
     return expert_mlp(b, x, layer);
   std::string blk = fmt::format("blk.{}.", layer);
   if (!b.config.gated_mlp)
-    return b.linear(b.activation(b.linear(x, blk + "ffn_up")), blk + "ffn_down");
+    return b.linear(b.activation(b.linear(x, blk + "ffn_up"), layer), blk + "ffn_down");
   Ref gate = b.activation(b.linear(x, blk + "ffn_gate"));
   Ref up = b.linear(x, blk + "ffn_up");
   return b.linear(b.op("mul", {gate, up}), blk + "ffn_down");
@@ -64,7 +67,11 @@ void build_decoder_function(ModelBuilder& b) {
     b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
-    Ref a = config.recurrent.at(layer) ? delta_attention(b, h, layer)
+    if (config.only_mlp(layer)) {
+      x = add_part(b, x, mlp(b, h, layer), "");
+      continue;
+    }
+    Ref a = config.recurrent.at(layer) ? recurrent_mixer(b, h, layer)
             : config.latent.rank > 0   ? latent_attention(b, h, layer)
                                        : attention(b, h, layer);
     if (config.parallel) {
@@ -73,6 +80,7 @@ void build_decoder_function(ModelBuilder& b) {
       continue;
     }
     x = add_part(b, x, a, blk + "post_attention_norm");
+    if (config.alone) continue;
     h = config.pre_norms ? b.norm(x, blk + "ffn_norm") : x;
     x = add_part(b, x, mlp(b, h, layer), blk + "post_ffw_norm");
   }

@@ -6,9 +6,11 @@ namespace tokamak {
 namespace {
 
 Ref shared_expert(ModelBuilder& b, Ref x, const std::string& blk) {
-  Ref gate = b.activation(b.linear(x, blk + "ffn_gate_shexp"));
   Ref up = b.linear(x, blk + "ffn_up_shexp");
-  Ref y = b.linear(b.op("mul", {gate, up}), blk + "ffn_down_shexp");
+  Ref mixed = b.config.gated_mlp
+                  ? b.op("mul", {b.activation(b.linear(x, blk + "ffn_gate_shexp")), up})
+                  : b.activation(up);
+  Ref y = b.linear(mixed, blk + "ffn_down_shexp");
   if (!b.config.experts.shared_gate) return y;
   return b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "ffn_gate_inp_shexp")})});
 }
@@ -54,9 +56,11 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
     if (e.bias) inputs.push_back(b.weight(blk + stem + ".bias"));
     return b.op("grouped_linear", std::move(inputs), {}, blk + stem);
   };
-  Ref gate = product(rows[0], "ffn_gate_exps");
+  Ref gate = b.config.gated_mlp ? product(rows[0], "ffn_gate_exps") : Ref();
   Ref up = product(rows[0], "ffn_up_exps");
-  Ref mixed = e.clamp > 0 ? clamped(b, gate, up) : b.op("mul", {b.activation(gate), up});
+  Ref mixed = !b.config.gated_mlp ? b.activation(up)
+              : e.clamp > 0       ? clamped(b, gate, up)
+                                  : b.op("mul", {b.activation(gate), up});
   Ref down = product(mixed, "ffn_down_exps");
   Ref weights = e.scale_inputs ? ones_like(b, route[0]) : route[0];
   Ref y = b.op("moe_combine", {down, rows[2], rows[1], weights}, {}, blk + "combine");

@@ -1,5 +1,6 @@
 // Layers with a recurrent state: what a sequence remembers has a fixed size, and there are no
-// positions. Mamba-2 has nothing else; Qwen3-Next has such layers between those with attention.
+// positions. Mamba-2 has nothing else; Qwen3-Next, Granite 4, Nemotron-H and LFM2 have such layers
+// between those with attention.
 #include <cmath>
 
 #include "compile/models/builder.h"
@@ -55,7 +56,7 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   std::string blk = fmt::format("blk.{}.", layer);
   std::vector<Ref> conv = {b.linear(x, blk + "ssm_xbc"), b.weight(blk + "ssm_conv1d.weight")};
   if (r.conv_bias) conv.push_back(b.weight(blk + "ssm_conv1d.bias"));
-  Ref mixed = b.activation(b.advance(layer, 0, "causal_conv", std::move(conv)));
+  Ref mixed = b.op("silu", {b.advance(layer, 0, "causal_conv", std::move(conv))});
   int64_t inner = r.inner(), vectors = r.groups * r.state;
   Ref input = b.heads(columns(b, mixed, 0, inner), r.heads, r.head_dim);
   Ref in = b.heads(columns(b, mixed, inner, inner + vectors), r.groups, r.state);
@@ -65,8 +66,6 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   y = b.op("mul", {b.merge_heads(y), b.op("silu", {b.linear(x, blk + "ssm_gate")})});
   return b.linear(group_norm(b, y, blk + "ssm_norm"), blk + "ssm_out");
 }
-
-}  // namespace
 
 // Queries and keys have length one: rms_norm divides by the root of the mean square, here that of
 // the sum is asked for.
@@ -97,13 +96,21 @@ Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
   return b.linear(b.merge_heads(y), blk + "ssm_out");
 }
 
-Module build_mamba2(const ModelConfig& config, const CompileOptions& options) {
-  ModelBuilder b(config, options);
-  Ref x = b.embed(b.ids, "token_embd");
-  for (int64_t layer = 0; layer < b.layers(); ++layer)
-    x = b.op("add", {x, mixer(b, b.norm(x, fmt::format("blk.{}.attn_norm", layer)), layer)});
-  b.finish(x, "output_norm");
-  return b.module();
+// LFM2: a gate, a convolution over the last tokens of each channel, another gate.
+Ref short_conv(ModelBuilder& b, Ref x, int64_t layer) {
+  std::string blk = fmt::format("blk.{}.", layer);
+  Ref in = b.op("mul", {b.linear(x, blk + "ssm_b"), b.linear(x, blk + "ssm_x")});
+  Ref y = b.advance(layer, 0, "causal_conv", {in, b.weight(blk + "ssm_conv1d.weight")});
+  return b.linear(b.op("mul", {b.linear(x, blk + "ssm_c"), y}), blk + "ssm_out");
+}
+
+}  // namespace
+
+Ref recurrent_mixer(ModelBuilder& b, Ref x, int64_t layer) {
+  const RecurrentConfig& r = b.config.recurrent;
+  return r.delta        ? delta_attention(b, x, layer)
+         : r.short_conv ? short_conv(b, x, layer)
+                        : mixer(b, x, layer);
 }
 
 }  // namespace tokamak

@@ -14,7 +14,7 @@ struct Entry {
 };
 
 constexpr Entry kOthers[] = {
-    {"gpt2", build_gpt2},          {"opt", build_gpt2},           {"mamba2", build_mamba2},
+    {"starcoder", build_gpt2},     {"gpt2", build_gpt2},          {"opt", build_gpt2},
     {"gemma3n", build_gemma3n},    {"bert", build_encoder},       {"roberta", build_encoder},
     {"distilbert", build_encoder}, {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
 };

@@ -1,0 +1,190 @@
+// Layers with a recurrent state in config.json: Mamba-2, linear attention, convolutions.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+#include "compile/import/hf_fields.h"
+
+namespace tokamak {
+namespace {
+
+void read_step_limit(const Fields& f, RecurrentConfig& r) {
+  if (const Value* limit = f.find({"time_step_limit"})) {
+    if (!limit->is_array() || limit->as_array().size() != 2 || !limit->as_array()[0].is_number())
+      f.wrong("time_step_limit", "a list of two numbers");
+    r.step_low = limit->as_array()[0].as_double();
+    // "Infinity" is not a number of JSON: some files have it as a text or an object.
+    const Value& high = limit->as_array()[1];
+    if (high.is_number() && std::isfinite(high.as_double())) r.step_high = high.as_double();
+  }
+}
+
+// The kind of each layer under any of the names that files have: "mamba", "attention", "conv",
+// "mlp" or "moe".
+std::vector<std::string> layer_kinds(const Fields& f, int64_t layers) {
+  struct Name {
+    std::string_view file, kind;
+  };
+  constexpr Name kNames[] = {{"mamba", "mamba"}, {"linear_attention", "mamba"},
+                             {"M", "mamba"},     {"attention", "attention"},
+                             {"*", "attention"}, {"full_attention", "attention"},
+                             {"conv", "conv"},   {"mlp", "mlp"},
+                             {"-", "mlp"},       {"moe", "moe"},
+                             {"E", "moe"}};
+  std::vector<std::string> out;
+  auto add = [&](std::string_view name) {
+    for (const Name& row : kNames)
+      if (row.file == name) return out.emplace_back(row.kind), void();
+    fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), name);
+  };
+  const Value* list = f.find({"layer_types", "layers_block_type"});
+  if (list && list->is_array()) {
+    for (const Value& v : list->as_array()) add(v.is_string() ? v.as_string() : "?");
+  } else if (const Value* pattern = f.find({"hybrid_override_pattern"})) {
+    if (!pattern->is_string()) f.wrong("hybrid_override_pattern", "a string");
+    for (char c : pattern->as_string()) add(std::string_view(&c, 1));
+  } else if (const Value* indices = f.find({"full_attn_idxs"})) {
+    out.assign(static_cast<size_t>(layers), "conv");
+    if (!indices->is_array()) f.wrong("full_attn_idxs", "a list");
+    for (const Value& v : indices->as_array())
+      if (v.is_int() && v.as_int() >= 0 && v.as_int() < layers)
+        out[static_cast<size_t>(v.as_int())] = "attention";
+  } else {
+    fail(ErrorCode::kCorrupt, "{}: config.json has no layer_types", f.where());
+  }
+  if (layers > 0 && std::ssize(out) != layers)
+    f.wrong("layer_types", "a list with one entry per layer");
+  return out;
+}
+
+}  // namespace
+
+bool has_expert_layers(const Fields& f) {
+  std::vector<std::string> kinds = layer_kinds(f, 0);
+  return std::find(kinds.begin(), kinds.end(), "moe") != kinds.end();
+}
+
+bool is_expert_layer(const Fields& f, size_t layer) { return layer_kinds(f, 0)[layer] == "moe"; }
+
+int64_t count_layers(const Fields& f) { return std::ssize(layer_kinds(f, 0)); }
+
+// LFM2 may round the size; the dense part of Granite 4 is its shared expert.
+int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
+  if (c.architecture == "granitehybrid") {
+    bool dense = f.integer({"num_local_experts"}, 8) == 0;
+    return dense ? f.integer({"shared_intermediate_size"}, 1024)
+                 : f.required({"intermediate_size"});
+  }
+  int64_t n = f.required({"block_ff_dim", "intermediate_size"});
+  if (c.architecture == "lfm2moe" || !f.boolean("block_auto_adjust_ff_dim", true)) return n;
+  n = 2 * n / 3;
+  if (f.is_null("block_ffn_dim_multiplier")) return n;
+  int64_t unit = f.integer({"block_multiple_of"}, 256);
+  if (unit <= 0) f.wrong("block_multiple_of", "positive");
+  n = static_cast<int64_t>(f.number({"block_ffn_dim_multiplier"}, 1) * static_cast<double>(n));
+  return (n + unit - 1) / unit * unit;
+}
+
+// Layers of Mamba-2 or of convolutions beside attention.
+void read_hybrid(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  bool nemotron = c.architecture.starts_with("nemotron_h"),
+       conv = c.architecture.starts_with("lfm2");
+  std::vector<std::string> kinds = layer_kinds(f, c.layers);
+  for (const std::string& kind : kinds) {
+    bool mlp = kind == "mlp" || kind == "moe";
+    if ((mlp && !nemotron) || (kind == "conv") != (conv && kind != "attention"))
+      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
+    r.layers.push_back(kind == "mamba" || kind == "conv");
+    if (nemotron) c.mlp_layers.push_back(mlp);
+  }
+  if (std::find(r.layers.begin(), r.layers.end(), true) == r.layers.end()) {
+    r = {};
+    return;
+  }
+  if (conv) {
+    r.short_conv = true;
+    r.heads = r.groups = 1;
+    r.head_dim = c.hidden;
+    r.taps = f.integer({"conv_L_cache"}, 3);
+    r.conv_bias = false;
+    if (f.boolean("conv_bias", false))
+      fail(ErrorCode::kUnsupported, "{}: conv_bias is not supported", f.where());
+    return;
+  }
+  r.heads = f.integer({"mamba_n_heads", "mamba_num_heads"}, 128);
+  r.groups = f.integer({"mamba_n_groups", "n_groups"}, nemotron ? 8 : 1);
+  r.state = f.integer({"mamba_d_state", "ssm_state_size"}, nemotron ? 128 : 256);
+  r.taps = f.integer({"mamba_d_conv", "conv_kernel"}, 4);
+  r.conv_bias = f.boolean(f.find({"mamba_conv_bias"}) ? "mamba_conv_bias" : "use_conv_bias", true);
+  r.decay_log = true;
+  const Value* width = f.find({"mamba_d_head", "mamba_head_dim"});
+  bool derived = !nemotron && (!width || width->is_string());  // "auto"
+  if (derived && r.heads > 0)
+    r.head_dim = f.integer({"mamba_expand"}, 2) * c.hidden / r.heads;
+  else
+    r.head_dim = f.integer({"mamba_d_head", "mamba_head_dim"}, 64);
+  if (nemotron) {
+    r.norm_groups = r.groups;
+    r.step_low = f.number({"time_step_min"}, 0.001);
+  } else {
+    read_step_limit(f, r);
+  }
+  if (f.boolean("mamba_proj_bias", false) || f.boolean("use_bias", false) ||
+      (nemotron && f.boolean("mlp_bias", false)))
+    fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
+}
+
+// Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
+void read_recurrent(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  c.vocab = f.required({"vocab_size"});
+  c.hidden = f.required({"hidden_size"});
+  c.layers = f.required({"num_hidden_layers"});
+  c.context = f.integer({"max_position_embeddings"}, 1 << 20);
+  r.heads = f.required({"num_heads"});
+  r.head_dim = f.required({"head_dim"});
+  r.state = f.required({"state_size"});
+  r.groups = f.integer({"n_groups"}, 8);
+  r.taps = f.integer({"conv_kernel"}, 4);
+  r.conv_bias = f.boolean("use_conv_bias", true);
+  r.decay_log = true;
+  read_step_limit(f, r);
+  if (f.text({"hidden_act"}, "silu") != "silu" && f.text({"hidden_act"}, "silu") != "swish")
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 with another activation than silu is not supported",
+         f.where());
+  if (f.boolean("use_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
+  if (!f.boolean("rms_norm", true))
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 without a gated norm is not supported", f.where());
+  c.heads = c.kv_heads = r.heads;
+  c.head_dim = r.head_dim;
+  c.ffn = r.inner();
+}
+
+// Linear attention beside attention (Qwen3-Next).
+void read_gated_delta(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = f.integer({"linear_num_value_heads"}, 32);
+  r.head_dim = f.integer({"linear_value_head_dim"}, 128);
+  r.groups = f.integer({"linear_num_key_heads"}, 16);
+  r.state = f.integer({"linear_key_head_dim"}, 128);
+  r.taps = f.integer({"linear_conv_kernel_dim"}, 4);
+  r.conv_bias = false;
+  r.decay_log = r.delta = c.attention_gate = true;
+  int64_t interval = f.integer({"full_attention_interval"}, 4);
+  if (interval <= 0) f.wrong("full_attention_interval", "positive");
+  const Value* types = f.find({"layer_types"});
+  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
+    f.wrong("layer_types", "a list with one entry per layer");
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
+    std::string kind = !type ? "" : type->is_string() ? type->as_string() : "?";
+    if (type && kind != "linear_attention" && kind != "full_attention")
+      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
+    r.layers.push_back(type ? kind == "linear_attention" : (i + 1) % interval != 0);
+  }
+}
+
+}  // namespace tokamak
