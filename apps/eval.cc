@@ -108,6 +108,7 @@ void perplexity(const PerplexityFlags& f) {
 void add_eval_verb(CLI::App& app) {
   CLI::App* eval = app.add_subcommand("eval", "measure the quality of a model");
   eval->require_subcommand(1);
+  eval->footer("Example:\n  tokamak eval perplexity model.gguf wikitext.txt --tokens 16384");
   auto flags = std::make_shared<PerplexityFlags>();
   CLI::App* verb = eval->add_subcommand(
       "perplexity",
