@@ -65,8 +65,9 @@ void perplexity(const PerplexityFlags& f) {
     ids.resize(static_cast<size_t>(f.tokens));
   int64_t windows = static_cast<int64_t>(ids.size()) / f.window;
   if (windows == 0)
-    fail(ErrorCode::kInvalidArgument, "{} has {} tokens, a window needs {}", f.file, ids.size(),
-         f.window);
+    fail(ErrorCode::kInvalidArgument,
+         "{} has {} tokens, fewer than the {} of a window; use a longer text or a smaller --window",
+         f.file, ids.size(), f.window);
 
   Tally tally;
   ProgressBar bar("perplexity");

@@ -254,6 +254,8 @@ class Evaluate(unittest.TestCase):
     def test_bench_rows(self):
         rows = run_json("bench", "latency", LLAMA, "--prompt", "16", "--gen", "4", "--threads", "1,2", "--repeat", "2", "--json")
         self.assertEqual([r["threads"] for r in rows], [1, 2])
+        long = run_json("bench", "latency", LLAMA, "--backend", "null", "--prompt", "70000", "--gen", "1", "--repeat", "1", "--json")
+        self.assertEqual(long[0]["prompt"], 70000)
         for r in rows:
             self.assertGreater(r["prefill_tokens_per_second"], 0)
             self.assertGreaterEqual(r["decode_tokens_per_second_best"], r["decode_tokens_per_second"])
@@ -412,6 +414,11 @@ class Tokenize(unittest.TestCase):
         done = run("tokenize", LLAMA, "--json-lines", stdin='"fine"\n{"not": "a string"}\n')
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("line 2", done.stderr)
+        done = run("tokenize", LLAMA, "--decode", stdin="[1]\n[2, 128]\n")
+        self.assertEqual((done.returncode, done.stderr), (2, "error: line 2: 128 is not a token id: this vocabulary has 128\n"))
+
+    def test_an_empty_text_is_not_standard_input(self):
+        self.assertEqual(run("tokenize", LLAMA, "", stdin="hello").stdout, run("tokenize", LLAMA, stdin="").stdout)
 
 
 class Template(unittest.TestCase):
