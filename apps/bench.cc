@@ -176,6 +176,7 @@ void latency(const LatencyFlags& f) {
 
 void add_bench_verb(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure speed");
+  bench->footer("Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64");
   bench->require_subcommand(1);
   auto flags = std::make_shared<LatencyFlags>();
   CLI::App* verb = bench->add_subcommand(

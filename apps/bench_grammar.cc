@@ -21,6 +21,7 @@ using grammar::Kind;
 struct GrammarBenchFlags {
   std::string model, cases = "bench/grammar_cases.json";
   int repeat = 5;
+  bool json = false;  // accepted as in the other benchmarks
 };
 
 Value mask_summary(std::vector<double>& micros) {
@@ -115,6 +116,8 @@ void add_bench_grammar(CLI::App& bench) {
   verb->add_option("--repeat", flags->repeat, "grammars compiled per case")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  verb->add_flag("--json", flags->json, "has no effect: the output is always JSON");
+  verb->footer("Example:\n  tokamak bench grammar model.gguf --repeat 3");
   verb->callback([flags] { bench_grammar(*flags); });
 }
 

@@ -67,7 +67,7 @@ class TreeBench {
     StepInputs step;
     for (int32_t i = 0; i < count; ++i) {
       int32_t parent = parents[static_cast<size_t>(i)];
-      step.ids.push_back(static_cast<int32_t>(((start + i) * 104729 + 11) % plans.vocab));
+      step.ids.push_back(static_cast<int32_t>((int64_t{start + i} * 104729 + 11) % plans.vocab));
       step.pos.push_back(parent < 0 ? start : step.pos[static_cast<size_t>(parent)] + 1);
       step.slot.push_back(start + i);
       step.seq.push_back(0);

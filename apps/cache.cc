@@ -45,6 +45,10 @@ void list_entries(bool json) {
     fmt::print("{}\n", dump_json(v, 2));
     return;
   }
+  if (cache.folder().empty()) {
+    fmt::print("no compile cache: neither TOKAMAK_CACHE nor HOME is set\n");
+    return;
+  }
   fmt::print("{}: {} entries, {:.1f} of {:.0f} MiB\n", cache.folder().string(), entries.size(),
              static_cast<double>(v.at("bytes").as_int()) / (1 << 20),
              static_cast<double>(cache.limit()) / (1 << 20));

@@ -62,7 +62,9 @@ ChildResult run_child(const std::string& program, std::vector<std::string> args,
                       const std::vector<std::string>& environment) {
   std::string first = args.empty() ? "" : args[0];
   ChildResult result = try_child(program, std::move(args), environment);
-  if (result.exit_code != 0) fail(ErrorCode::kUnavailable, "{} {} failed", program, first);
+  if (result.exit_code != 0)
+    fail(ErrorCode::kUnavailable, "{} {} failed", program == kThisProgram ? "tokamak" : program,
+         first);
   return result;
 }
 

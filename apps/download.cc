@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Exit codes of curl.
-constexpr int kHttpError = 22, kNoRanges = 33, kBadResume = 36;
+constexpr int kHttpError = 22, kWriteError = 23, kNoRanges = 33, kBadResume = 36;
 
 std::vector<std::string> curl_args(const std::string& url) {
   return {"--silent", "--fail",  "--location",  "--retry",   "2", "--connect-timeout",
@@ -30,6 +30,11 @@ std::vector<std::string> curl_args(const std::string& url) {
     fail(ErrorCode::kNotFound, "{}: not found (HTTP 404); check the name or the URL", url);
   if (exit_code == kHttpError)
     fail(ErrorCode::kUnavailable, "{}: the server answered HTTP {}", url, status);
+  if (exit_code == kWriteError)
+    fail(ErrorCode::kResourceExhausted,
+         "cannot write the download from {}: the disk is full, or the cache folder is read-only "
+         "(TOKAMAK_CACHE names another one); {} bytes are kept",
+         url_host(url), kept);
   std::string part =
       kept > 0 ? fmt::format("; {} bytes are kept, and the same command continues", kept) : "";
   fail(ErrorCode::kUnavailable,

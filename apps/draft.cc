@@ -71,6 +71,7 @@ void build(const DraftBuildFlags& f) {
 void add_draft_verb(CLI::App& app) {
   CLI::App* draft = app.add_subcommand("draft", "data for speculative decoding");
   draft->require_subcommand(1);
+  draft->footer("Example:\n  tokamak draft build src/ --model model.gguf -o code.patterns");
   auto f = std::make_shared<DraftBuildFlags>();
   CLI::App* verb =
       draft->add_subcommand("build", "build a library of patterns from texts of one domain");

@@ -65,8 +65,9 @@ void perplexity(const PerplexityFlags& f) {
     ids.resize(static_cast<size_t>(f.tokens));
   int64_t windows = static_cast<int64_t>(ids.size()) / f.window;
   if (windows == 0)
-    fail(ErrorCode::kInvalidArgument, "{} has {} tokens, a window needs {}", f.file, ids.size(),
-         f.window);
+    fail(ErrorCode::kInvalidArgument,
+         "{} has {} tokens, fewer than the {} of a window; use a longer text or a smaller --window",
+         f.file, ids.size(), f.window);
 
   Tally tally;
   ProgressBar bar("perplexity");
@@ -108,6 +109,7 @@ void perplexity(const PerplexityFlags& f) {
 void add_eval_verb(CLI::App& app) {
   CLI::App* eval = app.add_subcommand("eval", "measure the quality of a model");
   eval->require_subcommand(1);
+  eval->footer("Example:\n  tokamak eval perplexity model.gguf wikitext.txt --tokens 16384");
   auto flags = std::make_shared<PerplexityFlags>();
   CLI::App* verb = eval->add_subcommand(
       "perplexity",

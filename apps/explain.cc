@@ -101,6 +101,7 @@ CallProfile measure_calls(const ExplainFlags& f, const StepShape& shape, const E
 }
 
 void check_flags(const ExplainFlags& f) {
+  check_options(f.model);
   if (!f.trace.empty() && !f.run)
     fail(ErrorCode::kInvalidArgument, "--trace needs --run: only steps that run can be traced");
   if (f.run && f.model.backend == "null")

@@ -243,9 +243,22 @@ void inspect_bundle(const InspectFlags& f) {
 }
 
 // GPUs that the cuda backend could run on; without any, why.
-void print_devices() {
+void print_devices(bool json) {
   try {
     std::vector<cuda::DeviceInfo> devices = cuda::list_devices();
+    if (json) {
+      Value list = Value::array();
+      for (const cuda::DeviceInfo& d : devices)
+        list.push(Value::Object{
+            {"name", d.name},
+            {"capability", fmt::format("{}.{}", d.capability / 10, d.capability % 10)},
+            {"multiprocessors", d.multiprocessors},
+            {"memory", uint64_t{d.memory}}});
+      fmt::print("{}\n", dump_json(Value::Object{{"driver", cuda::driver_text()},
+                                                 {"devices", std::move(list)}},
+                                   2));
+      return;
+    }
     fmt::print("{}, {} {}\n", cuda::driver_text(), devices.size(),
                devices.size() == 1 ? "device" : "devices");
     for (size_t i = 0; i < devices.size(); ++i)
@@ -253,7 +266,11 @@ void print_devices() {
                  devices[i].name, devices[i].capability / 10, devices[i].capability % 10,
                  devices[i].multiprocessors, human_bytes(static_cast<int64_t>(devices[i].memory)));
   } catch (const Error& e) {
-    fmt::print("no cuda device: {}\n", e.what());
+    if (json)
+      fmt::print("{}\n",
+                 dump_json(Value::Object{{"devices", Value::array()}, {"error", e.what()}}, 2));
+    else
+      fmt::print("no cuda device: {}\n", e.what());
   }
 }
 
@@ -285,7 +302,7 @@ void print_families(bool json) {
 }
 
 void inspect(const InspectFlags& f) {
-  if (f.devices) return print_devices();
+  if (f.devices) return print_devices(f.json);
   if (f.families) return print_families(f.json);
   if (f.model.model.empty())
     fail(ErrorCode::kInvalidArgument,

@@ -1,8 +1,11 @@
 #include <tokamak/tokamak.h>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -37,6 +40,60 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
+// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i)
+    for (size_t j = 0; j <= b.size(); ++j) {
+      d[i][j] = i == 0 || j == 0 ? i + j : d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+      if (i > 0 && j > 0) d[i][j] = std::min({d[i][j], d[i - 1][j] + 1, d[i][j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  return d[a.size()][b.size()];
+}
+
+std::string closest(std::string_view word, const std::vector<std::string>& names) {
+  std::string best;
+  size_t least = 1 + std::min<size_t>(3, word.size() / 3);
+  for (const std::string& name : names) {
+    size_t distance = edit_distance(word, name);
+    if (distance < least) least = distance, best = name;
+  }
+  return best;
+}
+
+// Names the first argument that no verb or flag takes: it is why something else is missing.
+std::string usage_error(const CLI::App& app, const CLI::Error& e) {
+  const CLI::App* verb = &app;
+  while (verb->remaining().empty() && !verb->get_subcommands().empty())
+    verb = verb->get_subcommands().front();
+  std::string path = verb->get_name();
+  for (const CLI::App* up = verb->get_parent(); up != nullptr; up = up->get_parent())
+    path = up->get_name() + " " + path;
+  std::vector<std::string> rest = verb->remaining();
+  bool usage = e.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) ||
+               e.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+  if (rest.empty() || !usage)
+    return fmt::format("error: {}; see {} --help\n", one_line(e.what()), path);
+
+  auto flag = std::find_if(rest.begin(), rest.end(), [](auto& r) { return r.starts_with('-'); });
+  std::string word = flag != rest.end() ? *flag : rest.front();
+  word = word.substr(0, word.find('='));
+  auto verbs = verb->get_subcommands([](const CLI::App*) { return true; });
+  std::vector<std::string> names;
+  if (word.starts_with('-')) {
+    for (const CLI::Option* o : verb->get_options())
+      for (const std::string& name : o->get_lnames()) names.push_back("--" + name);
+  } else {
+    for (const CLI::App* v : verbs) names.push_back(v->get_name());
+  }
+  std::string what = word.starts_with('-') ? "flag" : verbs.empty() ? "argument" : "verb";
+  std::string name = closest(word, names);
+  return fmt::format("error: {} has no {} {}{}; see {} --help\n", path, what, one_line(word),
+                     name.empty() ? "" : fmt::format(" (did you mean {}?)", name), path);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -68,9 +125,7 @@ int main(int argc, char** argv) {
   add_draft_verb(app);
   add_calibrate_verb(app);
   add_debug_verb(app);
-  app.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return fmt::format("error: {}; see tokamak --help\n", one_line(e.what()));
-  });
+  app.failure_message([&app](const CLI::App*, const CLI::Error& e) { return usage_error(app, e); });
   try {
     app.parse(argc, argv);
     if (std::fflush(stdout) != 0) fail(ErrorCode::kUnavailable, "cannot write to standard output");

@@ -155,6 +155,7 @@ void add_rag_verb(CLI::App& app) {
       ->check(CLI::Range(64, 100000))
       ->capture_default_str();
   add_common(*index, *flags);
+  index->footer("Example:\n  tokamak rag index docs -m all-MiniLM-L6-v2");
   index->callback([flags] { make_index(*flags); });
   CLI::App* ask = verb->add_subcommand("ask", "find the passages that fit a question");
   ask->add_option("DIR", flags->folder, "the folder that was indexed")->required();
@@ -170,6 +171,9 @@ void add_rag_verb(CLI::App& app) {
       ->capture_default_str();
   ask->add_flag("--json", flags->json, "print answer and sources as one JSON object");
   add_common(*ask, *flags);
+  ask->footer(
+      "Example:\n  tokamak rag ask docs \"How are kernels chosen?\" -m all-MiniLM-L6-v2 "
+      "--answer-with SmolLM2-135M-Instruct.Q4_1.gguf");
   ask->callback([flags] { answer_question(*flags); });
   verb->footer(
       "Examples:\n  tokamak rag index docs -m all-MiniLM-L6-v2\n"

@@ -10,6 +10,12 @@
 namespace tokamak {
 namespace {
 
+const std::filesystem::path& existing(const std::filesystem::path& index) {
+  if (!std::filesystem::exists(index))
+    fail(ErrorCode::kNotFound, "{} does not exist; tokamak rag index makes it", index.string());
+  return index;
+}
+
 std::unique_ptr<Model> open_reranker(const std::string& name, int threads) {
   if (name.empty()) return nullptr;
   OpenOptions options;
@@ -26,7 +32,7 @@ std::filesystem::path rag_index_path(const std::filesystem::path& folder) {
 
 RagIndex::RagIndex(const std::filesystem::path& index, const OpenOptions& model,
                    const std::string& reranker)
-    : index_(VectorIndex::open(index)),
+    : index_(VectorIndex::open(existing(index))),
       model_(open_with_progress(model)),
       reranker_(open_reranker(reranker, model.threads)) {
   if (std::string made = index_->meta().get_string("model", ""); made != model_.info().name)

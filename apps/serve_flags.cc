@@ -1,6 +1,10 @@
 #include "apps/serve_flags.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <cstdlib>
+#include <string_view>
 
 #include "apps/model_store.h"
 #include "base/error.h"
@@ -8,6 +12,25 @@
 
 namespace tokamak {
 namespace {
+
+// "512M", "1.5G", "2 GiB" or bytes; units are powers of 1024.
+std::string size_in_bytes(const std::string& text) {
+  char* end = nullptr;
+  double size =
+      std::isdigit(static_cast<unsigned char>(text[0])) ? std::strtod(text.c_str(), &end) : -1;
+  std::string unit;
+  for (const char* c = end; c != nullptr && *c != '\0'; ++c)
+    if (*c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*c)));
+  constexpr std::string_view kUnits = "bkmgtp";
+  size_t power = unit.empty() ? 0 : kUnits.find(unit[0]);
+  std::string_view rest = unit.empty() ? "" : std::string_view(unit).substr(1);
+  bool known =
+      power != kUnits.npos && (rest.empty() || (power > 0 && (rest == "b" || rest == "ib")));
+  double bytes = known ? std::ldexp(size, static_cast<int>(10 * power)) : -1;
+  if (!(bytes >= 0 && bytes < std::ldexp(1.0, 62)))
+    fail(ErrorCode::kInvalidArgument, "{} is not a size; use bytes, or e.g. 512M or 1.5G", text);
+  return std::to_string(static_cast<uint64_t>(bytes));
+}
 
 // NAME=PATH, or JSON with "name" and "path" as in vLLM.
 std::pair<std::string, std::string> lora_module(const std::string& text) {
@@ -126,7 +149,7 @@ void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb.add_option("--model-memory", flags.limits.bytes,
                   "bytes for all loaded models, e.g. 16G (weights, KV cache, arena)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(size_in_bytes);
   verb.add_option("--unload-idle", flags.unload_idle,
                   "seconds without requests after which a model is unloaded")
       ->check(CLI::Range(0.0, 1e9));
@@ -149,7 +172,7 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
           "--kv-cache-memory", flags.model.kv_cache_bytes,
           "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length, but at "
           "least 16384 tokens)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(size_in_bytes);
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes");
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
                 "do not reuse the KV cache of common prefixes");
@@ -206,6 +229,10 @@ void check_serve_flags(ServeFlags& flags) {
   if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
     fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
          flags.names.size(), flags.models.size());
+  if (std::count(flags.names.begin(), flags.names.end(), "") > 0)
+    fail(ErrorCode::kInvalidArgument, "--served-model-name is empty");
+  if (std::count(flags.api_keys.begin(), flags.api_keys.end(), "") > 0)
+    fail(ErrorCode::kInvalidArgument, "--api-key is empty; leave it out to serve without a key");
   if (flags.model.kv_cache_bytes > 0 && flags.model.kv_blocks > 0)
     fail(ErrorCode::kInvalidArgument, "give either --kv-cache-memory or --kv-blocks, not both");
   if (flags.model.gpu_memory_utilization > 0 &&

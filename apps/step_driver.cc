@@ -26,7 +26,8 @@ void StepDriver::add_sequence(int64_t b, int64_t tokens) {
   if (step_.q_start.empty()) step_.q_start.push_back(0);
   for (int64_t i = 0; i < tokens; ++i) {
     auto at = static_cast<int32_t>(filled_ + i);
-    step_.ids.push_back(static_cast<int32_t>((b * 7919 + at * 104729 + 11) % plans_.vocab));
+    step_.ids.push_back(
+        static_cast<int32_t>((b * 7919 + int64_t{at} * 104729 + 11) % plans_.vocab));
     step_.pos.push_back(at);
     step_.slot.push_back(at);
     step_.seq.push_back(index);

@@ -13,14 +13,16 @@ namespace {
 
 struct TokenizeFlags {
   std::string model, text;
-  bool json_lines = false, decode = false, no_special = false, no_parse_special = false;
+  bool from_stdin = true, json_lines = false, decode = false, no_special = false,
+       no_parse_special = false;
 };
 
-std::vector<int32_t> ids_from(const Value& value) {
+std::vector<int32_t> ids_from(const Value& value, int64_t vocab) {
   std::vector<int32_t> ids;
   for (const Value& v : value.as_array()) {
     int64_t id = v.as_int();
-    if (id < 0 || id > INT32_MAX) fail(ErrorCode::kInvalidArgument, "{} is not a token id", id);
+    if (id < 0 || id >= vocab)
+      fail(ErrorCode::kInvalidArgument, "{} is not a token id: this vocabulary has {}", id, vocab);
     ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
@@ -31,7 +33,7 @@ void answer_line(const Tokenizer& tokenizer, const TokenizeFlags& f, const std::
   try {
     Value in = parse_json(line);
     if (f.decode) {
-      std::vector<int32_t> ids = ids_from(in);
+      std::vector<int32_t> ids = ids_from(in, tokenizer.vocab_size());
       fmt::print("{}\n", dump_json(tokenizer.decode(ids, {.skip_special = f.no_special})));
     } else {
       std::vector<int32_t> ids =
@@ -52,7 +54,7 @@ void tokenize(const TokenizeFlags& f) {
     return;
   }
   std::string text = f.text;
-  if (text.empty()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  if (f.from_stdin) text.assign(std::istreambuf_iterator<char>(std::cin), {});
   for (int32_t id : tokenizer.encode(text, {!f.no_special, !f.no_parse_special}))
     fmt::print("{:>8}  {}\n", id, dump_json(std::string(tokenizer.piece(id))));
 }
@@ -67,7 +69,8 @@ void add_tokenize_verb(CLI::App& app) {
                    "of a pulled model")
       ->required()
       ->transform(find_model);
-  verb->add_option("TEXT", flags->text, "the text (default: standard input)");
+  verb->add_option("TEXT", flags->text, "the text (default: standard input)")
+      ->each([flags](const std::string&) { flags->from_stdin = false; });
   verb->add_flag(
       "--json-lines", flags->json_lines,
       "read one JSON string per line from standard input, print one array of ids per line");

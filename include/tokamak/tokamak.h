@@ -318,7 +318,8 @@ class Model {
   // becomes the control token.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special = true,
                                 bool parse_special = true) const;
-  // Ids to text. Valid UTF-8: U+FFFD stands for bytes that are not.
+  // Ids to text. Valid UTF-8: U+FFFD stands for bytes that are not. Ids beyond the vocabulary have
+  // no text.
   std::string detokenize(const std::vector<int32_t>& ids, bool skip_special = true) const;
   // The ids of any prompt, as generate sees them.
   std::vector<int32_t> prompt_ids(const Prompt& prompt) const;

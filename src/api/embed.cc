@@ -105,7 +105,7 @@ std::vector<std::vector<float>> Model::embed(const std::vector<std::string>& tex
     fail(ErrorCode::kUnsupported, "{} gives no embeddings{}", model.name,
          model.embedding.classifies() ? ": it is a classifier"
                                       : "; to use its last token's state, open it with pooling "
-                                        "\"last\"");
+                                        "\"last\" (--pooling last)");
   int64_t width = impl_->info.embedding_size;
   if (options.dimensions < 0 || options.dimensions > width)
     fail(ErrorCode::kInvalidArgument, "dimensions is {}: use 1 to {}", options.dimensions, width);

@@ -159,8 +159,10 @@ class Bert final : public Normalizer {
       char32_t cp = c.cp;
       if (clean_) {
         const bool space = cp == '\t' || cp == '\n' || cp == '\r' || is_white_space(cp);
-        if (!space && (cp == 0 || cp == 0xFFFD || is_other(cp))) continue;
-        if (cp != '\t' && cp != '\n' && cp != '\r' && is_other(cp)) continue;
+        // Unassigned characters stay: they may be emoji that are newer than these tables.
+        const bool control = is_other(cp) && std::string_view(general_category(cp)) != "Cn";
+        if (!space && (cp == 0 || cp == 0xFFFD || control)) continue;
+        if (cp != '\t' && cp != '\n' && cp != '\r' && control) continue;
         if (space) cp = ' ';
       }
       if (ideographs_ && is_bert_ideograph(cp)) {

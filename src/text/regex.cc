@@ -76,6 +76,14 @@ bool is_regex_word(char32_t c) {
          (c >= 0xBC && c <= 0xBE);
 }
 
+// U+180E, which is not a space, or an emoji from U+1F6DC or U+1FA40 on, which may be new.
+bool needs_exact(std::string_view text) {
+  for (std::string_view part :
+       {"\xE1\xA0\x8E", "\xF0\x9F\x9B\x9C", "\xF0\x9F\xA9", "\xF0\x9F\xAA", "\xF0\x9F\xAB"})
+    if (text.find(part) != std::string_view::npos) return true;
+  return false;
+}
+
 }  // namespace
 
 struct Regex::Code {
@@ -83,12 +91,11 @@ struct Regex::Code {
   DigitGroups digits = DigitGroups::kNone;
   CodePtr fast;  // \s as in PCRE2
   mutable std::once_flag once;
-  mutable CodePtr exact;      // U+180E is not a space; compiled when a text contains one
-  std::string exact_pattern;  // empty if the pattern has no \s
+  mutable CodePtr exact;  // for texts where PCRE2's classes may differ; compiled for the first one
+  std::string exact_pattern;  // empty if the pattern has none of these classes
 
   const pcre2_code* for_text(std::string_view text) const {
-    if (exact_pattern.empty() || text.find("\xE1\xA0\x8E") == std::string_view::npos)
-      return fast.get();
+    if (exact_pattern.empty() || !needs_exact(text)) return fast.get();
     std::call_once(once, [&] { exact = compile(exact_pattern, pattern); });
     return exact.get();
   }

@@ -56,7 +56,8 @@ std::string_view regex_property_name(std::string_view key);
 // Class items for a set that PCRE2 lacks or defines differently; posix: as in [[:punct:]].
 std::string_view regex_named_set(std::string_view name, bool posix);
 
-// The same pattern in PCRE2's syntax. exact_space: \s must not match U+180E, at some cost in speed.
-std::string regex_to_pcre(std::string_view pattern, bool exact_space);
+// The same pattern in PCRE2's syntax. exact: \s does not match U+180E, and \p{S} matches emoji that
+// are newer than PCRE2, at some cost in speed.
+std::string regex_to_pcre(std::string_view pattern, bool exact);
 
 }  // namespace tokamak

@@ -23,11 +23,15 @@ constexpr std::string_view kBoundary =
 constexpr std::string_view kNoBoundary =
     "(?:(?<=" TK_WORD ")(?=" TK_WORD ")|(?<!" TK_WORD ")(?!" TK_WORD "))";
 #undef TK_WORD
+// Emoji of Unicode 15 and 16, which PCRE2 may be too old to know as symbols.
+constexpr std::string_view kNewEmoji =
+    R"(\x{1f6dc}\x{1fa75}-\x{1fa77}\x{1fa87}-\x{1fa89}\x{1fa8f}\x{1faad}-\x{1faaf}\x{1fabb}-\x{1fabf})"
+    R"(\x{1fac6}\x{1face}-\x{1facf}\x{1fada}-\x{1fadc}\x{1fadf}\x{1fae8}-\x{1fae9}\x{1faf7}-\x{1faf8})";
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 class Translator {
  public:
-  Translator(std::string_view pattern, bool exact_space) : in_(pattern), exact_(exact_space) {}
+  Translator(std::string_view pattern, bool exact) : in_(pattern), exact_(exact) {}
 
   std::string run() {
     while (pos_ < in_.size()) {
@@ -184,6 +188,10 @@ class Translator {
         key += static_cast<char>(tolower(static_cast<unsigned char>(c)));
     if (const std::string_view set = regex_named_set(key, false); !set.empty())
       return char_set(set, head[1] == 'P', in_class);
+    if (exact_ && (key == "s" || key == "so" || key == "symbol" || key == "othersymbol"))
+      return char_set(
+          (key == "s" || key == "symbol" ? R"(\p{S})" : R"(\p{So})") + std::string(kNewEmoji),
+          head[1] == 'P', in_class);
     if (const std::string_view to = regex_property_name(key); !to.empty())
       return head + std::string(to) + "}";
     if (name.size() <= 2 && key.find_first_of("lmnpszc") == 0)
@@ -372,8 +380,8 @@ class Translator {
 
 }  // namespace
 
-std::string regex_to_pcre(std::string_view pattern, bool exact_space) {
-  return Translator(pattern, exact_space).run();
+std::string regex_to_pcre(std::string_view pattern, bool exact) {
+  return Translator(pattern, exact).run();
 }
 
 }  // namespace tokamak

@@ -21,12 +21,29 @@ LLAMA = TINY / "llama.gguf"
 
 class Help(unittest.TestCase):
     def test_every_verb_has_help_with_an_example(self):
-        for verb in (["run"], ["chat"], ["serve"], ["inspect"], ["tokenize"], ["template"], ["eval", "perplexity"],
-                     ["bench", "latency"]):
+        verbs = [[]]
+        for verb in verbs:
             done = run(*verb, "--help")
             self.assertEqual(done.returncode, 0, verb)
             self.assertIn("Example", done.stdout, verb)
-            self.assertIn("tokamak " + " ".join(verb), done.stdout, verb)
+            self.assertIn("tokamak " + " ".join(verb), done.stdout.split("Example")[1], verb)
+            _, _, rows = done.stdout.partition("Subcommands:\n")
+            verbs += [verb + [row.split()[0]] for row in rows.split("\n\n")[0].splitlines() if row.startswith("  ") and row[2] != " "]
+        self.assertIn(["eval", "perplexity"], verbs)
+        self.assertIn(["rag", "ask"], verbs)
+
+    def test_what_is_not_known_is_named(self):
+        for args, line in ((["srve"], "tokamak has no verb srve (did you mean serve?); see tokamak --help"),
+                           (["help", "run"], "tokamak has no verb help; see tokamak --help"),
+                           (["bench", "latncy", "x"], "tokamak bench has no verb latncy (did you mean latency?); see tokamak bench --help"),
+                           (["run", LLAMA, "x", "--max-token", "5"],
+                            "tokamak run has no flag --max-token (did you mean --max-tokens?); see tokamak run --help"),
+                           (["run", "--temprature=0"], "tokamak run has no flag --temprature (did you mean --temperature?); see tokamak run --help"),
+                           (["run", LLAMA, "x", "-q"], "tokamak run has no flag -q; see tokamak run --help"),
+                           (["run", LLAMA, "two", "words"], "tokamak run has no argument words; see tokamak run --help"),
+                           (["run", LLAMA], "PROMPT is required; see tokamak run --help")):
+            done = run(*args)
+            self.assertEqual((done.returncode, done.stderr), (2, f"error: {line}\n"), args)
 
     def test_usage_errors(self):
         for args in ([], ["fly"], ["run"], ["run", LLAMA], ["run", LLAMA, "x", "--temperature", "hot"],
@@ -145,6 +162,9 @@ class Run(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"\Aerror: [^\n]*without recurrent layers[^\n]*\n\Z")
 
+    def test_devices(self):
+        self.assertIsInstance(run_json("inspect", "--devices", "--json")["devices"], list)  # also where there is no GPU
+
     def test_families(self):
         families = {f["architecture"]: f for f in run_json("inspect", "--families", "--json")}
         self.assertEqual(families["mixtral"]["model_types"], "mixtral")
@@ -234,6 +254,8 @@ class Evaluate(unittest.TestCase):
     def test_bench_rows(self):
         rows = run_json("bench", "latency", LLAMA, "--prompt", "16", "--gen", "4", "--threads", "1,2", "--repeat", "2", "--json")
         self.assertEqual([r["threads"] for r in rows], [1, 2])
+        long = run_json("bench", "latency", LLAMA, "--backend", "null", "--prompt", "70000", "--gen", "1", "--repeat", "1", "--json")
+        self.assertEqual(long[0]["prompt"], 70000)
         for r in rows:
             self.assertGreater(r["prefill_tokens_per_second"], 0)
             self.assertGreaterEqual(r["decode_tokens_per_second_best"], r["decode_tokens_per_second"])
@@ -392,6 +414,11 @@ class Tokenize(unittest.TestCase):
         done = run("tokenize", LLAMA, "--json-lines", stdin='"fine"\n{"not": "a string"}\n')
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("line 2", done.stderr)
+        done = run("tokenize", LLAMA, "--decode", stdin="[1]\n[2, 128]\n")
+        self.assertEqual((done.returncode, done.stderr), (2, "error: line 2: 128 is not a token id: this vocabulary has 128\n"))
+
+    def test_an_empty_text_is_not_standard_input(self):
+        self.assertEqual(run("tokenize", LLAMA, "", stdin="hello").stdout, run("tokenize", LLAMA, stdin="").stdout)
 
 
 class Template(unittest.TestCase):

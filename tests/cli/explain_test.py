@@ -142,7 +142,8 @@ class Explain(unittest.TestCase):
         for args, words in ((["--fn", "prefill"], "step, decode or verify"), (["--shape", "X=3"], "B and S"),
                             (["--shape", "B=zero"], "a number"), (["--fn", "step", "--shape", "T=4,B=9"], "9 sequences"),
                             (["--trace", "t.json"], "--run"), (["--backend", "null", "--run"], "null"),
-                            (["--machine", "/nowhere.json"], "nowhere.json")):
+                            (["--machine", "/nowhere.json"], "nowhere.json"), (["--kv-dtype", "f12"], "f16, f32, int8"),
+                            (["--mode", "fast"], "compiled, eager")):
             done = run("explain", model, *args)
             self.assertNotEqual(done.returncode, 0, args)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

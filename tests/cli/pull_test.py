@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import shutil
 import socket
 import subprocess
@@ -114,6 +115,13 @@ class Pull(unittest.TestCase):
     def test_redirect_and_name(self):
         self.assertTrue(self.pull(self.url + "/moved.gguf", "--as", "mine.gguf")["path"].endswith("/models/mine.gguf"))
         self.assertEqual((self.cache / "models" / "mine.gguf").read_bytes(), DATA)
+
+    def test_full_disk(self):
+        limit = len(DATA) // 2
+        resource.prlimit(os.getpid(), resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))  # the child inherits it
+        self.addCleanup(resource.prlimit, os.getpid(), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        message = self.fails(1, "the disk is full", self.url + "/model.gguf")
+        self.assertNotIn("network", message)
 
     def test_resumes(self):
         self.server.cut = 300_000

@@ -71,7 +71,7 @@ NAMED = [
 NAMED_COMPLETION = [
     ("prompt", {}, "missing_required_parameter"),
     ("prompt", {"prompt": ""}, "invalid_value"),
-    ("prompt", {"prompt": []}, "invalid_type"),
+    ("prompt", {"prompt": []}, "empty_array"),
     ("prompt[1]", {"prompt": [1, "a"]}, "invalid_type"),
     ("prompt[0]", {"prompt": [259]}, "integer_above_max_value"),
     ("prompt[0][1]", {"prompt": [[1, -1]]}, "integer_below_min_value"),
@@ -166,9 +166,12 @@ class Fuzz(unittest.TestCase):
     def test_content_types(self):
         body = json.dumps({"prompt": "[say x]"}).encode()
         for kind, status in (("application/json", 200), ("Application/JSON; charset=utf-8", 200), ("application/vnd.x+json", 200),
-                             ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data; boundary=x", 415)):
+                             ("text/plain", 415), ("application/x-www-form-urlencoded", 200), ("multipart/form-data; boundary=x", 415)):
             self.assertEqual(self.server.request("POST", "/v1/completions", body, {"Content-Type": kind})[0], status, kind)
         self.assertEqual(self.server.request("POST", "/v1/completions", body, {"Content-Encoding": "gzip"})[0], 415)
+        for page in ({"Sec-Fetch-Site": "cross-site"}, {"Referer": "http://example.com/"}, {"Origin": "http://localhost"}):
+            form = {"Content-Type": "application/x-www-form-urlencoded", **page}  # as curl -d, but from a web page
+            self.assertEqual(self.server.request("POST", "/v1/completions", body, form)[0], 415, page)
 
     def test_bodies_that_are_no_json(self):
         for body in bad_texts():

@@ -174,6 +174,9 @@ class Flags(unittest.TestCase):
     def test_wrong_flags_end_with_2_and_say_why(self):
         for flags, words in ((["--scheduler", "magic"], "fcfs"), (["--kv-policy", "x"], "max-utilization"), (["--kv-dtype", "int3"], "f16"),
                              (["--kv-blocks", "4", "--kv-cache-memory", "1M"], "not both"), (["--kv-cache-memory", "10"], "one block"),
+                             (["--kv-cache-memory", "0.5K"], "a KV cache of 512 bytes"), (["--kv-cache-memory", "-1"], "-1 is not a size"),
+                             (["--model-memory", "3 parsecs"], "3 parsecs is not a size"), (["--api-key", ""], "--api-key is empty"),
+                             (["--served-model-name", ""], "--served-model-name is empty"),
                              (["--metrics-compat", "x"], "vllm"), (["--max-queue", "0"], "--max-queue")):
             done = subprocess.run([BINARY, "serve", LLAMA, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 2, (flags, done.stderr))

@@ -208,6 +208,12 @@ TEST(Bpe, LongWordsMergeLikeShortOnes) {
   }
 }
 
+TEST(Normalizer, BertDropsControlsAndKeepsUnassigned) {
+  std::string text = "a\xC2\x85\xE2\x80\x8B\xEE\x80\x80\x01🫩\xF0\x9F\xBB\xBF";
+  make_normalizer(parse_json(R"({"type": "BertNormalizer"})"))->apply(text, false);
+  EXPECT_EQ(text, "a🫩\xF0\x9F\xBB\xBF");
+}
+
 TEST(Regex, SyntaxOfTokenizers) {
   const auto matches = [](std::string_view pattern, std::string_view text) {
     std::vector<std::string> out;
@@ -217,6 +223,9 @@ TEST(Regex, SyntaxOfTokenizers) {
   };
   using List = std::vector<std::string>;
   EXPECT_EQ(matches(R"(\s+)", "a \xE1\xA0\x8E b"), (List{" ", " "}));  // U+180E is not a space
+  EXPECT_EQ(matches(R"([\p{P}\p{S}]+)", "a🩷!b"), List{"🩷!"});    // U+1FA77, of Unicode 15
+  EXPECT_EQ(matches(R"(\p{So})", "a🫩b"), List{"🫩"});             // U+1FAE9, of Unicode 16
+  EXPECT_EQ(matches(R"(\P{S}+)", "a🫩b"), (List{"a", "b"}));
   EXPECT_EQ(matches(R"(\p{Han}+)", "\xE3\x80\x82\xE4\xBD\xA0"),
             (List{"\xE4\xBD\xA0"}));  // nor is the full stop Han
   EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (List{"a", "cd"}));

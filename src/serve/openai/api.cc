@@ -27,6 +27,10 @@ void check_content_type(const http::Request& request) {
   std::transform(type.begin(), type.end(), type.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.pop_back();
+  // curl -d sends this type unless told otherwise. So can forms of web pages, without permission.
+  const bool page = !request.header("origin").empty() || !request.header("referer").empty() ||
+                    !request.header("sec-fetch-site").empty();
+  if (type == "application/x-www-form-urlencoded" && !page) type.clear();
   const bool binary = !request.binary().empty() && type == "application/octet-stream";
   if (!type.empty() && type != "application/json" && !type.ends_with("+json") && !binary)
     throw ApiError(415, fmt::format("Unsupported content type '{}': send application/json.", type),

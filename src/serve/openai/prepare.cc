@@ -133,6 +133,8 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
       else
         wrong_type(param, "a string or an array of token ids", list[i]);
     }
+  } else if (value.is_array()) {
+    bad_request("prompt", "empty_array", "Invalid 'prompt': the array is empty.");
   } else {
     wrong_type("prompt", "a string, an array of strings, or token ids", value);
   }
