@@ -1,4 +1,6 @@
 // What holds for the members and items of a value, by all schemas that hold for the value.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "text/grammar/json_conjunction.h"
@@ -104,6 +106,8 @@ Conjunction SchemaDocument::member(const Conjunction& all, const std::string& na
 
 const Value::Array* SchemaDocument::prefix_items(const SchemaRef& s) const {
   const Value* items = s.find("prefixItems");
+  if (items != nullptr && !items->is_array())
+    schema_error(s.path, "prefixItems", "must be an array");
   if (items == nullptr) items = s.find("items");
   return items != nullptr && items->is_array() ? &items->as_array() : nullptr;
 }
