@@ -21,7 +21,7 @@ struct SpeculateFlags {
   OpenOptions model;
   std::string cases = "bench/speculate_cases.json";
   std::vector<std::string> methods = {"ngram", "suffix"};
-  int32_t tokens = 128, drafts = 24;
+  int32_t tokens = 128, drafts = 24, branches = 1;
   int repeat = 3;
   double temperature = 0;
   bool adaptive = true, json = false;
@@ -90,8 +90,10 @@ class Answer {
 
 OpenOptions with_method(const SpeculateFlags& f, const std::string& method) {
   OpenOptions o = f.model;
-  Value config = Value::Object{
-      {"method", method}, {"num_speculative_tokens", f.drafts}, {"adaptive", f.adaptive}};
+  Value config = Value::Object{{"method", method},
+                               {"num_speculative_tokens", f.drafts},
+                               {"max_branches", method == "early_exit" ? 1 : f.branches},
+                               {"adaptive", f.adaptive}};
   o.speculative = method == "off" ? "off" : dump_json(config);
   if (method != "draft_model") o.draft_model.clear();
   return o;
@@ -241,6 +243,9 @@ void add_bench_speculate(CLI::App& bench) {
       ->capture_default_str();
   verb->add_option("--drafts", f->drafts, "maximum number of drafted tokens per step")
       ->check(CLI::Range(1, EngineStats::kDraftPositions))
+      ->capture_default_str();
+  verb->add_option("--branches", f->branches, "most drafts that continue the same token")
+      ->check(CLI::Range(1, 8))
       ->capture_default_str();
   verb->add_option("--repeat", f->repeat, "rounds; the median time is used")
       ->check(CLI::Range(1, 1000))

@@ -122,6 +122,7 @@ LoadedModel load_model(const OpenOptions& asked) {
   }
   SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
   o.exit_layers = exit_layers(speculative, o);
+  o.tree_mask = speculative.branches > 1;
   if (o.dola && o.exit_layers != 0)
     fail(ErrorCode::kUnsupported, "DoLa cannot be combined with the speculation early_exit");
   CompiledSetup setup = compile_for(o);

@@ -80,6 +80,7 @@ CompileOptions compile_options(const OpenOptions& o) {
       value_or(o.max_logit_rows, std::max<int64_t>(kDefaultLogitRows, options.max_sequences));
   options.context = o.context;
   options.exit_layers = o.exit_layers;
+  options.tree_mask = o.tree_mask;
   options.layer_logits = o.dola;
   options.materialized_prefill = o.materialized_prefill;
   options.max_context = value_or(o.max_context, kDefaultContext);

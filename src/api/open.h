@@ -30,6 +30,7 @@ struct OpenOptions : ModelOptions {
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
+  bool tree_mask = false;               // CompileOptions::tree_mask
   int64_t exit_layers = 0;              // CompileOptions::exit_layers
   bool materialized_prefill = false;    // CompileOptions::materialized_prefill
   int64_t max_context = 0;              // unless `context` is set: at most this; 0: 8192

@@ -152,6 +152,7 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
     fail(ErrorCode::kInvalidArgument,
          "speculation: rejection_sample_method must be \"strict\" or \"probabilistic\"");
   out.rejection = rule == "probabilistic";
+  s.integer("max_branches", 1, 8, out.branches);
   s.boolean("adaptive", out.adaptive);
   s.integer("disable_by_batch_size", 1, 1 << 20, out.disable_by_batch_size);
   s.refuse_others();
@@ -183,6 +184,9 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
   if (out.layers > 0 && out.method != Method::kEarlyExit)
     fail(ErrorCode::kInvalidArgument,
          "speculation: only the method \"early_exit\" uses early_exit_layers");
+  if (out.branches > 1 && out.method == Method::kEarlyExit)
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: the method \"early_exit\" drafts chains; max_branches must be 1");
   if (out.tokens == 0) out.tokens = default_tokens(out);
   return out;
 }
@@ -238,6 +242,7 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
   OpenOptions o = target;
   o.model = path;
   o.context = 0;
+  o.tree_mask = false;  // it drafts chains; branches are tokens that it did not choose
   o.dump_after.clear();
   o.dump_dir.clear();
   o.merge_adapters.clear();  // adapters belong to the target
@@ -326,7 +331,12 @@ uint64_t tokenizer_fingerprint(const Tokenizer& tokenizer) {
 
 void set_draft_limits(const SpeculativeOptions& o, EngineConfig& config) {
   config.draft_tokens = o.method == Method::kOff ? 0 : o.tokens;
+  config.draft_branches = o.branches;
   config.adaptive_drafts = o.adaptive;
+  if (o.branches > 1 && !config.tree_mask)
+    fail(ErrorCode::kUnsupported,
+         "speculation: max_branches needs plans with a tree mask, which this bundle was compiled "
+         "without; open the model file");
   config.draft_max_sequences = o.disable_by_batch_size;
 }
 

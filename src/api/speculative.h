@@ -33,6 +33,7 @@ struct SpeculativeOptions {
   NgramOptions ngram;
   SuffixOptions suffix;
   LookaheadOptions lookahead;
+  int32_t branches = 1;               // most drafts that continue the same token; 1: chains
   bool rejection = false;             // SampleSpec::rejection, unless a request says otherwise
   bool adaptive = true;               // draft only as many as pay
   int64_t disable_by_batch_size = 0;  // no drafts in steps that decode more sequences; 0: no bound

@@ -84,6 +84,7 @@ struct RequestSpec {
   // Most drafted tokens per step (engine/draft/): -1: the engine's limit, 0: none. They change the
   // speed and never the answer.
   int32_t draft_tokens = -1;
+  int32_t draft_branches = -1;  // most drafts that continue the same token; -1: the engine's limit
   // What the answer will largely be (OpenAI's predicted outputs): drafters that look up texts use
   // it.
   std::vector<int32_t> prediction;

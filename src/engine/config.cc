@@ -262,6 +262,9 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   check_contrastive(c, spec);
   if (spec.adapter && c.adapter_slots == 0)
     fail(ErrorCode::kInvalidArgument, "{} was loaded without slots for adapters", c.model);
+  if (spec.draft_branches == 0 || spec.draft_branches < -1)
+    fail(ErrorCode::kInvalidArgument, "draft_branches is {}, but must be -1 or at least 1",
+         spec.draft_branches);
   if (spec.draft_tokens < -1)
     fail(ErrorCode::kInvalidArgument, "draft_tokens is {}, but must be -1 or more",
          spec.draft_tokens);

@@ -67,6 +67,7 @@ struct EngineConfig {
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending
   int32_t draft_tokens = 0;           // most drafts per sequence and step
+  int32_t draft_branches = 1;         // most that continue the same token; needs tree_mask
   bool adaptive_drafts = false;       // draft only as many as pay (draft/draft_planner.h)
   int64_t draft_max_sequences = 0;    // no drafts in steps that decode more; 0: no such bound
   bool exits = false;                 // the plans have kExitFunction

@@ -118,6 +118,55 @@ TEST(AdaptiveDrafts, StrongerProposalsAreTrustedAsWeakerOnes) {
   EXPECT_LT(run_paced(&changing, true, 1, 0.6).seconds, 1.05 * learnt_once);
 }
 
+// The token that follows is the first candidate half of the time, else the second.
+class TwoCandidates final : public Drafter {
+ public:
+  TwoCandidates() : model_(null_model(fake_plan_set(), paced_options())) {}
+  void propose(std::span<DraftRequest> requests) override {
+    for (DraftRequest& r : requests) {
+      int32_t parent = -1, other = -1;
+      for (int32_t id : model_.continuation(r.ids, r.most)) {
+        bool first = (std::ssize(r.ids) + ++other) % 2 == 0;
+        int32_t wrong = (id + 1) % 1000;
+        auto at = static_cast<int32_t>(r.tokens.size());
+        r.tokens.push_back({first ? id : wrong, parent});
+        if (r.branches > 1) r.tokens.push_back({first ? wrong : id, parent});
+        if (r.branches == 1 && !first) break;
+        parent = first ? at : at + 1;
+      }
+    }
+  }
+
+ private:
+  NullModel model_;
+};
+
+TEST(AdaptiveDrafts, BranchesWhereTheyPay) {
+  auto run_trees = [](int32_t branches, double row_cost) {
+    PlanSet plans = fake_plan_set();
+    EngineConfig config = default_engine_config(plans, 0, 8000);
+    config.draft_tokens = 8;
+    config.draft_branches = branches;
+    config.tree_mask = true;
+    config.max_out_rows = 64;
+    config.adaptive_drafts = true;
+    TwoCandidates drafter;
+    TestRun run(plans, config, paced_options(), &drafter);
+    run.cost = [row_cost](const StepInputs& in) {
+      return 1e-3 * (1 + row_cost * static_cast<double>(in.tokens() - 1));
+    };
+    run.arrive(0, 1, request({1}, 200));
+    run.run();
+    return Paced{seconds(run.simulator.now()), run.core.stats()};
+  };
+  Paced chain = run_trees(1, 0.02), branches = run_trees(2, 0.02);
+  EXPECT_LT(branches.seconds, 0.75 * chain.seconds) << "rows are nearly free";
+  for (double row_cost : {0.3, 1.0}) {
+    double plain = run_paced(nullptr, false, 1, row_cost).seconds;
+    EXPECT_LE(0.97 * run_trees(2, row_cost).seconds, plain) << row_cost;
+  }
+}
+
 TEST(AdaptiveDrafts, NotInLargeBatches) {
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans, 0, 8000);

@@ -1,5 +1,6 @@
 // Drafts and token masks through the whole engine on backends that compute: the same tokens with
 // and without.
+#include "engine/draft/lookahead_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/suffix_drafter.h"
 #include "tests/engine/backend_run.h"
@@ -109,6 +110,42 @@ TEST_P(Drafts, TreesGiveTheSameTokens) {
     }
   }
   EXPECT_GT(trees.branches, 100);
+}
+
+// The trees of the product's drafters, also with fewer branches for a request.
+TEST_P(Drafts, BranchesOfLookupsGiveTheSameTokens) {
+  cpu::TestModelOptions options = small_model();
+  options.tree_mask = true;
+  cpu::TestModel model(options), plain(small_model());
+  auto backend = make_backend(GetParam(), two_threads());
+  auto all = requests();
+  all[2].draft_branches = 1;
+  EngineStats stats, chains, trees;
+  Answers want = run(*backend, plain, {}, all, stats);
+  for (bool adaptive : {false, true})
+    for (int kind : {0, 1, 2}) {
+      auto answers = [&](int32_t branches, EngineStats& out) {
+        NgramDrafter ngram({3, 1, false});
+        SuffixDrafter suffix({.factor = 4});
+        LookaheadDrafter lookahead({});
+        Drafter* drafters[] = {&ngram, &suffix, &lookahead};
+        RunSetup setup;
+        setup.drafter = drafters[kind];
+        setup.config.draft_tokens = 8;
+        setup.config.draft_branches = branches;
+        setup.config.adaptive_drafts = adaptive;
+        return run(*backend, model, setup, all, out);
+      };
+      answers(1, chains);
+      Answers have = answers(3, trees);
+      ASSERT_EQ(have.size(), want.size());
+      for (const auto& [key, answer] : want)
+        ASSERT_EQ(have[key].ids, answer.ids) << "request " << key.first << " drafter " << kind;
+      EXPECT_GT(trees.draft_accepted, 10);
+      if (!adaptive && kind != 2) {
+        EXPECT_LE(trees.steps, chains.steps + chains.steps / 20) << "drafter " << kind;
+      }
+    }
 }
 
 // Allows a fixed set of tokens, as a bias that forbids all others would.

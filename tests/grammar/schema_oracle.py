@@ -146,7 +146,7 @@ def suite(checks, folder):
                     schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
                 name = f"{draft}/{path.stem}: {group['description']}"
                 try:
-                    if "remote" in path.stem.lower() or '"$dynamicRef"' in dumps(schema):
+                    if "remote" in path.stem.lower():
                         continue
                     checks.check(name, schema, draft, [dumps(t["data"]) for t in group["tests"] if t["valid"]],
                                  [dumps(t["data"]) for t in group["tests"] if not t["valid"]])

@@ -72,6 +72,20 @@ class Equality(unittest.TestCase):
                 self.assertEqual(server.metric("tokamak_kv_blocks_used"), 0)
 
 
+    def test_trees(self):
+        """Their log-probabilities may differ in the last bits."""
+        requests = mixed_requests(160)
+        texts = lambda have: [(status, [c["text"] for c in data] if status == 200 else data) for status, data in have]
+        with Serve(LLAMA, "--kv-blocks", "256") as server:
+            want = texts(answers(server, requests))
+        for settings in {"method": "ngram", "prompt_lookup_min": 1}, {"method": "suffix"}, {"method": "lookahead"}, {"model": str(LLAMA)}:
+            flags = json.dumps({**settings, "max_branches": 3, "num_speculative_tokens": 8, "adaptive": False})
+            with self.subTest(flags=flags), Serve(LLAMA, "--kv-blocks", "256", "--speculative-config", flags) as server:
+                self.assertEqual(texts(answers(server, requests)), want)
+                self.assertGreater(server.metric("tokamak_draft_accepted_tokens_total"), 0)
+                self.assertEqual(server.metric("tokamak_kv_blocks_used"), 0)
+
+
 class Interface(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -130,7 +144,7 @@ class Interface(unittest.TestCase):
             self.assertEqual((status, data["error"]["param"]), (400, param))
 
     def test_errors(self):
-        for bad in ("yes", -1, 1.5, [1], 5000, {"num_speculative_tokens": -1}, {"rejection_sample_method": "typical"}):
+        for bad in ("yes", -1, 1.5, [1], 5000, {"num_speculative_tokens": -1}, {"max_branches": 0}, {"rejection_sample_method": "typical"}):
             status, _, data = self.server.post("/v1/completions", prompt="x", speculative=bad)
             self.assertEqual(status, 400, bad)
             self.assertTrue(data["error"]["param"].startswith("speculative"), data)

@@ -1,6 +1,8 @@
 #include "engine/draft/draft_planner.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace tokamak {
@@ -52,6 +54,12 @@ DraftPlanner::Average DraftPlanner::average(int32_t strength) const {
       ->average;
 }
 
+int32_t DraftPlanner::branches_for(const Sequence& seq) const {
+  if (!config_.tree_mask) return 1;
+  int32_t wanted = seq.request->spec.draft_branches;
+  return wanted < 0 ? config_.draft_branches : std::min(config_.draft_branches, wanted);
+}
+
 double DraftPlanner::rate(const Sequence& seq, int32_t strength) const {
   const DraftRecord::Rate& r = seq.draft.rates[static_cast<size_t>(strength)];
   Average all = average(strength);
@@ -59,14 +67,35 @@ double DraftPlanner::rate(const Sequence& seq, int32_t strength) const {
   return (r.accepted + weight * all.share()) / (r.accepted + r.rejected + weight);
 }
 
-// The number of drafts, each accepted with probability `a`, that gives the most tokens per second;
-// 0: no clear gain.
-int32_t DraftPlanner::best_length(double a, int32_t most) const {
-  double chance = 1, tokens = tokens_, best = kClearGain * tokens_ / cost_.seconds(rows_);
+// Fills chance_, and order_ and sorted_ with the likeliest first: a draft never precedes the one
+// that it continues.
+void DraftPlanner::estimate(const Sequence& seq, std::span<const DraftToken> drafts) {
+  const double a = rate(seq, seq.draft.strength), b = branch_.share();
+  chance_.clear();
+  place_.assign(drafts.size() + 1, 0);  // branches of each draft so far
+  for (const DraftToken& d : drafts) {
+    double chance = d.parent < 0 ? 1 : chance_[static_cast<size_t>(d.parent)];
+    int32_t branch = place_[static_cast<size_t>(d.parent + 1)]++;
+    chance *= branch == 0 ? a : (1 - a) * b * std::pow(1 - b, branch - 1);
+    chance_.push_back(chance);
+  }
+  order_.resize(drafts.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::sort(order_.begin(), order_.end(), [&](int32_t x, int32_t y) {
+    double one = chance_[static_cast<size_t>(x)], other = chance_[static_cast<size_t>(y)];
+    return one > other || (one == other && x < y);
+  });
+  sorted_.clear();
+  for (int32_t i : order_) sorted_.push_back(chance_[static_cast<size_t>(i)]);
+}
+
+// The number of drafts that gives the most tokens per second; 0: no clear gain.
+int32_t DraftPlanner::best_length(std::span<const double> chances) const {
+  double tokens = tokens_, best = kClearGain * tokens_ / cost_.seconds(rows_);
   int32_t length = 0, counted = 0;
   for (int32_t k : kLengths) {
-    if (k > most) break;
-    for (; counted < k; ++counted) tokens += chance *= a;
+    if (k > std::ssize(chances)) break;
+    for (; counted < k; ++counted) tokens += chances[static_cast<size_t>(counted)];
     double pace = tokens / cost_.seconds(rows_ + k);
     if (pace <= best) continue;
     best = pace;
@@ -75,10 +104,11 @@ int32_t DraftPlanner::best_length(double a, int32_t most) const {
   return length;
 }
 
-int32_t DraftPlanner::worthwhile(Sequence& seq, int32_t strength, int32_t most) {
-  if (!config_.adaptive_drafts || most <= 0) return most;
+int32_t DraftPlanner::worthwhile(Sequence& seq, int32_t strength, std::span<const double> chances) {
+  auto most = static_cast<int32_t>(chances.size());
+  if (!config_.adaptive_drafts || most == 0) return most;
   DraftRecord::Rate& r = seq.draft.rates[static_cast<size_t>(strength)];
-  if (int32_t length = best_length(rate(seq, strength), most); length > 0) {
+  if (int32_t length = best_length(chances); length > 0) {
     r.off = false;
     r.skipped = 0;
     r.pause = kFirstPause;
@@ -89,7 +119,8 @@ int32_t DraftPlanner::worthwhile(Sequence& seq, int32_t strength, int32_t most) 
     ++stats_.draft_fallbacks;
   }
   // Try again after a while, unless even drafts that are all accepted would not pay.
-  if (++r.skipped < r.pause || best_length(1, most) == 0) return 0;
+  ones_.assign(chances.size(), 1);
+  if (++r.skipped < r.pause || best_length(ones_) == 0) return 0;
   r.skipped = 0;
   return 1;
 }
@@ -108,7 +139,12 @@ void DraftPlanner::propose(std::span<Sequence* const> running, int64_t spare) {
   for (Sequence* s : running) {
     if (s->schedulable() != 1 || s->pending > 0 || s->in_flight > 0 || !drafts(*s)) continue;
     auto most = static_cast<int32_t>(std::min<int64_t>(most_for(*s), spare));
-    if (drafter_->expensive()) most = worthwhile(*s, 0, most);
+    if (drafter_->expensive()) {
+      sorted_.clear();
+      double a = rate(*s, 0), chance = 1;
+      for (int32_t k = 0; k < most; ++k) sorted_.push_back(chance *= a);
+      most = worthwhile(*s, 0, sorted_);
+    }
     if (most <= 0) continue;
     if (requests_.size() == asked_.size()) requests_.emplace_back();
     DraftRequest& r = requests_[asked_.size()];
@@ -120,6 +156,7 @@ void DraftPlanner::propose(std::span<Sequence* const> running, int64_t spare) {
     r.sample = &s->request->spec.sample;
     r.salt = s->request->spec.cache_salt;
     r.most = most;
+    r.branches = branches_for(*s);
     r.tokens.clear();
     r.strength = r.founded = 0;
     s->draft.asked = static_cast<int32_t>(asked_.size());
@@ -133,19 +170,34 @@ void DraftPlanner::assign(Sequence& seq, int64_t most) {
   if (index < 0) return;
   DraftRequest& r = requests_[static_cast<size_t>(index)];
   seq.draft.strength = std::clamp(r.strength, 0, drafter_->strengths() - 1);
-  auto bound = std::min<int64_t>({most, r.most, std::ssize(r.tokens)});
-  if (config_.adaptive_drafts && r.founded > 0) bound = std::min<int64_t>(bound, r.founded);
-  auto length = static_cast<int32_t>(std::max<int64_t>(0, bound));
-  if (length > 0 && !drafter_->expensive()) length = worthwhile(seq, seq.draft.strength, length);
-  int32_t kept = 0;
-  while (kept < length && is_valid(r.tokens, static_cast<size_t>(kept))) ++kept;
-  seq.drafts.assign(r.tokens.begin(), r.tokens.begin() + kept);
-  double a = rate(seq, seq.draft.strength), chance = 1;
-  for (int32_t k = 0; k < kept; ++k) {
-    chance *= a;
-    tokens_ += chance;
+  size_t usable = 0, most_usable = r.tokens.size();
+  if (config_.adaptive_drafts && r.founded > 0)
+    most_usable = std::min(most_usable, static_cast<size_t>(r.founded));
+  while (usable < most_usable && is_valid(r.tokens, usable)) ++usable;
+  std::span<const DraftToken> drafts = std::span(r.tokens).first(usable);
+  estimate(seq, drafts);
+  // The branches of a model cost it nothing, and are not part of what it was asked for.
+  const bool adds = drafter_->expensive() && config_.adaptive_drafts && r.branches > 1;
+  const int64_t allowed = std::min<int64_t>(most, adds ? most_for(seq) : r.most);
+  auto bound = static_cast<size_t>(std::clamp<int64_t>(allowed, 0, std::ssize(sorted_)));
+  std::span<const double> chances = std::span(sorted_).first(bound);
+  size_t length = bound;
+  if (adds)
+    length = std::min<size_t>(
+        bound, static_cast<size_t>(std::max(best_length(chances), std::max(r.most, 0))));
+  else if (!drafter_->expensive())
+    length = static_cast<size_t>(worthwhile(seq, seq.draft.strength, chances));
+  place_.assign(usable, -1);
+  for (size_t i = 0; i < length; ++i) place_[static_cast<size_t>(order_[i])] = 0;
+  seq.drafts.clear();
+  for (size_t i = 0; i < usable; ++i) {
+    if (place_[i] < 0) continue;
+    place_[i] = static_cast<int32_t>(seq.drafts.size());
+    DraftToken& d = seq.drafts.emplace_back(drafts[i]);
+    if (d.parent >= 0) d.parent = place_[static_cast<size_t>(d.parent)];
+    tokens_ += chance_[i];
   }
-  rows_ += kept;
+  rows_ += static_cast<int64_t>(length);
 }
 
 bool DraftPlanner::is_valid(const std::vector<DraftToken>& drafts, size_t at) const {
@@ -173,15 +225,39 @@ void DraftPlanner::note_accepted(Sequence& seq, int32_t last, int32_t accepted,
     ++stats_.draft_accepted_at[static_cast<size_t>(i)];
   seq.draft.drafted += drafted;
   seq.draft.accepted += accepted;
-  bool rejected = std::any_of(seq.drafts.begin(), seq.drafts.end(),
-                              [&](const DraftToken& d) { return d.parent == last; });
+  note_rates(seq, last);
+}
+
+// Along the accepted path: the first draft that continues a token was accepted or not; if not, each
+// branch beside it up to the accepted one.
+void DraftPlanner::note_rates(Sequence& seq, int32_t last) {
+  const auto& drafts = seq.drafts;
+  place_.assign(drafts.size() + 1, -1);  // by token: the accepted draft that continues it
+  for (int32_t d = last; d >= 0; d = drafts[static_cast<size_t>(d)].parent)
+    place_[static_cast<size_t>(drafts[static_cast<size_t>(d)].parent + 1)] = d;
+  double accepted = 0, rejected = 0, branches = 0, tried = 0;
+  for (int32_t at = -1;;) {
+    int32_t next = place_[static_cast<size_t>(at + 1)], before = 0;
+    for (int32_t d = at + 1; d < std::ssize(drafts) && d != next; ++d)
+      before += drafts[static_cast<size_t>(d)].parent == at;
+    accepted += next >= 0 && before == 0;
+    rejected += before > 0;
+    branches += next >= 0 && before > 0;
+    tried += before > 0 ? before - (next >= 0 ? 0 : 1) : 0;
+    if (next < 0) break;
+    at = next;
+  }
   DraftRecord::Rate& r = seq.draft.rates[static_cast<size_t>(seq.draft.strength)];
   Average& all = average_[static_cast<size_t>(seq.draft.strength)];
   r.accepted = kKeepSequence * r.accepted + accepted;
-  r.rejected = kKeepSequence * r.rejected + (rejected ? 1 : 0);
+  r.rejected = kKeepSequence * r.rejected + rejected;
   all.accepted = kKeepAverage * all.accepted + accepted;
-  all.rejected = kKeepAverage * all.rejected + (rejected ? 1 : 0);
-  if (r.off && rejected) r.pause = std::min(2 * r.pause, kLongestPause);
+  all.rejected = kKeepAverage * all.rejected + rejected;
+  if (tried > 0) {
+    branch_.accepted = kKeepAverage * branch_.accepted + branches;
+    branch_.rejected = kKeepAverage * branch_.rejected + tried - branches;
+  }
+  if (r.off && rejected > 0) r.pause = std::min(2 * r.pause, kLongestPause);
 }
 
 void DraftPlanner::finish(const Sequence& seq) {

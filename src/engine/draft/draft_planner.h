@@ -16,11 +16,13 @@ namespace tokamak {
 
 // A step with B decodes takes t(B) and gives B tokens. k drafted tokens, each accepted with
 // probability a if those before it were, add a + a^2 + ... + a^k tokens and make the step take
-// t(B + k). The planner drafts as many as give the most tokens per second, and none if that is no
-// clear gain: large batches, where every row costs, and texts that cannot be guessed. What is not
-// drafted for this reason is tried again now and then. Acceptance is measured by sequence and by
-// strength of the proposal (drafter.h); a new sequence starts from the average of all.
-// Owned by the scheduler, engine thread only. The same calls give the same drafts.
+// t(B + k). In a tree, the branch i of a token is accepted with probability (1 - a) (1 - b)^(i - 1)
+// b; the likeliest drafts are taken, wherever in the tree they are. The planner drafts as many as
+// give the most tokens per second, and none if that is no clear gain: large batches, where every
+// row costs, and texts that cannot be guessed. What is not drafted for this reason is tried again
+// now and then. Acceptance is measured by sequence and by strength of the proposal (drafter.h); a
+// new sequence starts from the average of all. Owned by the scheduler, engine thread only. The same
+// calls give the same drafts.
 class DraftPlanner {
  public:
   DraftPlanner(const EngineConfig& config, Drafter* drafter, EngineStats& stats)
@@ -47,8 +49,12 @@ class DraftPlanner {
     double share() const { return accepted / (accepted + rejected); }
   };
   int32_t most_for(const Sequence& seq) const;
-  int32_t worthwhile(Sequence& seq, int32_t strength, int32_t most);
-  int32_t best_length(double a, int32_t most) const;
+  int32_t branches_for(const Sequence& seq) const;
+  // How many of the drafts with these chances, likeliest first, are worth their rows.
+  int32_t worthwhile(Sequence& seq, int32_t strength, std::span<const double> chances);
+  int32_t best_length(std::span<const double> chances) const;
+  void estimate(const Sequence& seq, std::span<const DraftToken> drafts);
+  void note_rates(Sequence& seq, int32_t last);
   Average average(int32_t strength) const;
   double rate(const Sequence& seq, int32_t strength) const;
   bool is_valid(const std::vector<DraftToken>& drafts, size_t at) const;
@@ -58,6 +64,10 @@ class DraftPlanner {
   EngineStats& stats_;
   StepCost cost_;
   std::array<Average, kMostDraftStrengths> average_;
+  Average branch_{1, 3};                // of a branch, where those before it were rejected
+  std::vector<double> chance_;          // of each draft, that it is accepted
+  std::vector<double> sorted_, ones_;   // likeliest first; all accepted
+  std::vector<int32_t> order_, place_;  // drafts, likeliest first; where a draft is in the step
   std::vector<DraftRequest> requests_;  // reused: the vectors inside keep their capacity
   std::vector<Sequence*> asked_;        // parallel to requests_
   int64_t rows_ = 0;                    // of the step so far

@@ -40,6 +40,51 @@ Ids drafted(Drafter& drafter, const Ids& ids, int32_t most, uint64_t sequence = 
   return out;
 }
 
+// Every draft as its path from the known tokens.
+std::vector<Ids> tree(Drafter& drafter, const Ids& ids, int32_t most, int32_t branches,
+                      uint64_t sequence = 1) {
+  DraftRequest r;
+  r.sequence = sequence;
+  r.ids = ids;
+  r.prompt_length = static_cast<int32_t>(ids.size());
+  r.most = most;
+  r.branches = branches;
+  drafter.propose(std::span(&r, 1));
+  EXPECT_LE(r.tokens.size(), most_nodes(r));
+  std::vector<Ids> out;
+  for (const DraftToken& t : r.tokens) {
+    EXPECT_LT(t.parent, std::ssize(out));
+    Ids path = t.parent < 0 ? Ids() : out[static_cast<size_t>(t.parent)];
+    path.push_back(t.id);
+    out.push_back(path);
+  }
+  return out;
+}
+
+TEST(Drafters, BranchesAreOtherContinuations) {
+  // 1 2 was followed by 3 4 5, by 3 6 and, last, by 7 8.
+  const Ids text = {1, 2, 3, 4, 5, 1, 2, 3, 6, 9, 1, 2, 7, 8, 1, 2};
+  NgramDrafter ngram({4, 2, false});
+  EXPECT_EQ(tree(ngram, text, 3, 2),
+            (std::vector<Ids>{{7}, {7, 8}, {7, 8, 1}, {3}, {3, 6}, {3, 6, 9}, {3, 4}, {3, 4, 5}}));
+  EXPECT_EQ(tree(ngram, text, 3, 1), (std::vector<Ids>{{7}, {7, 8}, {7, 8, 1}}));
+  EXPECT_EQ(tree(ngram, text, 1, 2), (std::vector<Ids>{{7}, {3}}));
+  SuffixDrafter suffix({.factor = 2});
+  // 3 followed twice, 7 once; after 3 both 6 and 4.
+  std::vector<Ids> paths = tree(suffix, text, 4, 2);
+  ASSERT_GE(paths.size(), 4u);
+  EXPECT_EQ(paths[0], (Ids{3}));
+  EXPECT_NE(std::find(paths.begin(), paths.end(), Ids{7}), paths.end());
+  EXPECT_NE(std::find(paths.begin(), paths.end(), Ids{3, 4}), paths.end());
+  EXPECT_NE(std::find(paths.begin(), paths.end(), Ids{3, 6}), paths.end());
+  LookaheadDrafter lookahead({.window = 1, .ngram = 3, .candidates = 4});
+  paths = tree(lookahead, Ids{1, 2, 3, 1, 2, 4, 1, 5, 6, 1}, 3, 3);
+  ASSERT_EQ(paths.size(), 6u);
+  EXPECT_EQ((std::vector<Ids>(paths.begin(), paths.end() - 1)),
+            (std::vector<Ids>{{5}, {5, 6}, {2}, {2, 4}, {2, 3}}));
+  EXPECT_EQ(paths[5].size(), 3u) << "a guess after the first n-gram";
+}
+
 TEST(LookaheadDrafter, ImprovesItsGuessesAndKeepsNgrams) {
   LookaheadDrafter drafter({.window = 3, .ngram = 3, .candidates = 2});
   Ids text = {1, 2, 3, 9, 1};

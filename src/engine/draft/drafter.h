@@ -32,9 +32,12 @@ struct DraftRequest {
   int32_t choice = 0;
   const std::shared_ptr<const SampleSpec>* sample = nullptr;
   std::string_view salt;  // tokens may only be used for sequences with the same one
-  int32_t most = 0;       // tokens to propose
+  int32_t most = 0;       // tokens to propose; those of branches are not counted
+  int32_t branches = 1;   // most drafts that continue the same token; 1: a chain
 
-  // Filled by the drafter, empty before. What is left after the first token that is not valid (an
+  // Filled by the drafter, empty before. The likeliest path comes first: its tokens need not be
+  // moved when they are accepted. Of several that continue the same token, the likelier ones come
+  // first. What is left after the first token that is not valid (an
   // id outside the vocabulary, a parent that does not come before it, a branch where the plans have
   // no tree mask) is ignored.
   std::vector<DraftToken> tokens;
@@ -45,6 +48,15 @@ struct DraftRequest {
   // drafter, and are left out where drafts must pay. 0: all.
   int32_t founded = 0;
 };
+
+// Drafts of a tree that may be proposed: the engine verifies `most` of them.
+constexpr size_t most_nodes(const DraftRequest& r) {
+  return static_cast<size_t>(r.most) * (r.branches > 1 ? 3 : 1);
+}
+
+// Adds tokens that may follow each other, beginning after draft `parent` (-1: the known tokens).
+// What the proposal has already is shared; it ends where a token has enough branches.
+void add_path(DraftRequest& request, int32_t parent, std::span<const int32_t> ids);
 
 // Proposes the rest of the prediction if the answer follows it so far. False: it does not.
 bool follow_prediction(DraftRequest& request);

@@ -1,6 +1,7 @@
 #include "engine/draft/lookahead_drafter.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tokamak {
 namespace {
@@ -31,21 +32,28 @@ void LookaheadDrafter::read_text(Text& text, std::span<const int32_t> ids) const
 }
 
 void LookaheadDrafter::propose(DraftRequest& r, const Text& text) const {
-  auto add = [&](int32_t id) {
-    r.tokens.push_back({id, static_cast<int32_t>(r.tokens.size()) - 1});
-  };
+  int32_t last = -1;  // of the chain
   if (auto it = text.pool.find(r.ids.back()); it != text.pool.end()) {
     r.strength = 1;
     auto count = std::min<std::ptrdiff_t>(options_.ngram - 1, r.most);
-    r.founded = static_cast<int32_t>(count);
-    for (auto id = it->second.end() - (options_.ngram - 1); count > 0; --count) add(*id++);
+    std::span<const int32_t> list = it->second;
+    auto size = static_cast<size_t>(options_.ngram - 1);
+    // The latest n-gram first; others that begin with the same token are branches.
+    for (size_t end = list.size(); end > 0; end -= size) {
+      add_path(r, -1, list.subspan(end - size, static_cast<size_t>(count)));
+      if (r.branches == 1) break;
+    }
+    r.founded = static_cast<int32_t>(r.tokens.size());
+    last = r.founded > 0 ? static_cast<int32_t>(count) - 1 : -1;
   }
   // Positions without a guess begin with tokens of the text; any would do.
-  auto most = std::min<size_t>(static_cast<size_t>(r.most),
-                               r.tokens.size() + static_cast<size_t>(options_.window));
-  for (size_t at = r.tokens.size(); at < most; ++at) {
+  auto first = static_cast<size_t>(last + 1);
+  auto most =
+      std::min<size_t>(static_cast<size_t>(r.most), first + static_cast<size_t>(options_.window));
+  for (size_t at = first; at < most; ++at) {
     bool guessed = at < text.window.size() && text.window[at] >= 0;
-    add(guessed ? text.window[at] : r.ids[(r.ids.size() * 31 + at * 17) % r.ids.size()]);
+    int32_t id = guessed ? text.window[at] : r.ids[(r.ids.size() * 31 + at * 17) % r.ids.size()];
+    r.tokens.push_back({id, std::exchange(last, static_cast<int32_t>(r.tokens.size()))});
   }
 }
 
@@ -60,17 +68,26 @@ void LookaheadDrafter::propose(std::span<DraftRequest> requests) {
 void LookaheadDrafter::verified(uint64_t sequence, std::span<const DraftToken> drafts,
                                 std::span<const int32_t> choices, int32_t accepted) {
   Text& text = texts_[sequence];
-  auto n = static_cast<size_t>(options_.ngram), first = static_cast<size_t>(accepted) + 1;
-  // n - 1 drafts, and what the model chose after them.
-  for (size_t i = std::max(first, n - 1); i < choices.size(); ++i) {
-    if (choices[i] < 0) continue;
-    ngram_.clear();
-    for (size_t d = i + 1 - n; d < i; ++d) ngram_.push_back(drafts[d].id);
-    ngram_.push_back(choices[i]);
+  auto n = static_cast<size_t>(options_.ngram);
+  chain_.assign(1, choices.empty() ? -1 : choices[0]);  // what was chosen after each of its tokens
+  for (int32_t i = 0, last = -1; i < std::ssize(drafts) && i + 1 < std::ssize(choices); ++i) {
+    const int32_t chosen = choices[static_cast<size_t>(i) + 1];
+    // n - 1 drafts, and what the model chose after them.
+    ngram_.assign(1, chosen);
+    for (int32_t d = i; d >= 0 && ngram_.size() < n; d = drafts[static_cast<size_t>(d)].parent)
+      ngram_.push_back(drafts[static_cast<size_t>(d)].id);
+    bool first_child = drafts[static_cast<size_t>(i)].parent == last;
+    if (first_child) {
+      chain_.push_back(chosen);
+      last = i;
+    }
+    bool known = first_child && std::ssize(chain_) - 1 <= accepted;  // is read from the text
+    if (chosen < 0 || ngram_.size() < n || known) continue;
+    std::reverse(ngram_.begin(), ngram_.end());
     add_ngram(text, ngram_);
   }
-  text.window.assign(choices.begin() + std::min(std::ssize(choices), std::ptrdiff_t{accepted} + 1),
-                     choices.end());
+  text.window.assign(chain_.begin() + std::min(std::ssize(chain_), std::ptrdiff_t{accepted} + 1),
+                     chain_.end());
 }
 
 void LookaheadDrafter::finish(uint64_t sequence, std::string_view, std::span<const int32_t>,

@@ -14,9 +14,10 @@ struct LookaheadOptions {
 };
 
 // A proposal is a chain: the tokens of an n-gram that begins with the last token, if the pool has
-// one, then the guesses for the positions after it. The step says what the model chooses after each
-// of them. What it chooses after wrong ones are the guesses of the next step; together with the
-// tokens before them they are n-grams. Those of the text itself are in the pool too.
+// one, then the guesses for the positions after it. Other n-grams are branches, if allowed. The
+// step says what the model chooses after each of them. What it chooses after wrong ones are the
+// guesses of the next step; together with the tokens before them they are n-grams. Those of the
+// text itself are in the pool too.
 class LookaheadDrafter final : public Drafter {
  public:
   explicit LookaheadDrafter(const LookaheadOptions& options) : options_(options) {}
@@ -40,7 +41,7 @@ class LookaheadDrafter final : public Drafter {
 
   LookaheadOptions options_;
   std::unordered_map<uint64_t, Text> texts_;
-  std::vector<int32_t> ngram_;
+  std::vector<int32_t> ngram_, chain_;
 };
 
 }  // namespace tokamak

@@ -11,7 +11,8 @@
 namespace tokamak {
 namespace {
 
-constexpr int kMostFailures = 3;  // then the draft model is disabled
+constexpr float kLeastBranch = -2.3f;  // a token with a tenth of the probability is a branch
+constexpr int kMostFailures = 3;       // then the draft model is disabled
 
 int64_t blocks_of(int64_t slots, int64_t size) { return (slots + size - 1) / size; }
 
@@ -134,8 +135,33 @@ void ModelDrafter::add(Active& a, std::span<const int32_t> ids, bool chooses) {
   sample.choice = a.request->choice;
   sample.position = static_cast<int32_t>(text.ids.size());
   sample.generated = std::max(0, sample.position - a.request->prompt_length);
-  sample.spec = *a.request->sample;
+  sample.spec = sample_of(a);
   sample.keep_probabilities = sample.spec->rejection;
+}
+
+const std::shared_ptr<const SampleSpec>& ModelDrafter::sample_of(Active& a) {
+  const std::shared_ptr<const SampleSpec>& asked = *a.request->sample;
+  if (a.request->branches <= 1) return asked;
+  if (a.text->asked != asked) {
+    SampleSpec spec = *asked;
+    spec.top_logprobs = a.request->branches;
+    a.text->with_top = std::make_shared<const SampleSpec>(std::move(spec));
+    a.text->asked = asked;
+  }
+  return a.text->with_top;
+}
+
+// Likely tokens that were not drawn for the last one of the proposal.
+void ModelDrafter::add_branches(int32_t output, DraftRequest& request) {
+  if (request.branches <= 1) return;
+  auto top = std::lower_bound(result_.top.begin(), result_.top.end(), output,
+                              [](const auto& t, int32_t row) { return t.first < row; });
+  for (int32_t count = 1; top != result_.top.end() && top->first == output; ++top) {
+    if (top->second.id == request.tokens.back().id || count >= request.branches) continue;
+    if (top->second.logprob < kLeastBranch) break;
+    branches_.emplace_back(&request, DraftToken{top->second.id, request.tokens.back().parent});
+    ++count;
+  }
 }
 
 // Ends a phase with the rows added since the last one. False: there are none.
@@ -187,6 +213,7 @@ void ModelDrafter::run() {
   ++steps_;
   executable_->collect(executable_->submit(step_), result_);
   step_.clear();
+  branches_.clear();
   auto kept = result_.probabilities.begin();
   for (size_t r = 0; r < owners_.size(); ++r) {
     std::shared_ptr<const std::vector<float>> probabilities;
@@ -196,9 +223,11 @@ void ModelDrafter::run() {
     DraftRequest& request = *active_[static_cast<size_t>(owners_[r])].request;
     if (result_.ids[r] < 0) request.most = 0;  // its logits are not finite
     auto parent = static_cast<int32_t>(request.tokens.size()) - 1;
-    if (request.most > 0)
-      request.tokens.push_back({result_.ids[r], parent, std::move(probabilities)});
+    if (request.most <= 0) continue;
+    request.tokens.push_back({result_.ids[r], parent, std::move(probabilities)});
+    add_branches(static_cast<int32_t>(r), request);
   }
+  for (auto& [request, token] : branches_) request->tokens.push_back(std::move(token));
   for (Active& a : active_) {
     std::vector<int32_t>& ids = a.text->ids;
     for (auto id = ids.end() - std::max(0, a.drafted - 1); id != ids.end(); ++id)

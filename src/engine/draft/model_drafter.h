@@ -2,6 +2,7 @@
 // A second, smaller model that guesses the next tokens.
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -38,6 +39,8 @@ class ModelDrafter final : public Drafter {
     std::vector<std::vector<int32_t>> blocks;  // per group
     int32_t row = -1;
     uint64_t used = 0;  // round of its last proposal
+    // With branches: what the request samples with, and the same with the likeliest tokens.
+    std::shared_ptr<const SampleSpec> asked, with_top;
   };
   struct Active {
     DraftRequest* request;
@@ -56,7 +59,9 @@ class ModelDrafter final : public Drafter {
   void add(Active& active, std::span<const int32_t> ids, bool chooses);
   bool end_phase();
   void set_tables();
+  const std::shared_ptr<const SampleSpec>& sample_of(Active& active);
   void run();
+  void add_branches(int32_t output, DraftRequest& request);
   void give_up(const char* why);
 
   const PlanSet& plans_;
@@ -67,6 +72,7 @@ class ModelDrafter final : public Drafter {
   std::vector<std::vector<int32_t>> free_;  // blocks per group
   std::vector<int32_t> free_rows_;
   std::vector<Active> active_;
+  std::vector<std::pair<DraftRequest*, DraftToken>> branches_;
   std::vector<int32_t> owners_;  // per output of the step: index into active_, or -1
   StepInputs step_;
   StepResult result_;

@@ -1,11 +1,14 @@
 #include "engine/draft/ngram_drafter.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace tokamak {
 namespace {
 
 constexpr int32_t kMeasured = 33;  // longer matches are not more likely to go on
+
+constexpr size_t kMostMatches = 16;  // whose continuations make a tree
 
 struct Match {
   size_t end = 0;  // tokens of the text up to and including the occurrence
@@ -38,6 +41,23 @@ Match find_match(std::span<const int32_t> text, std::span<const int32_t> ids,
 
 }  // namespace
 
+void add_path(DraftRequest& r, int32_t parent, std::span<const int32_t> ids) {
+  for (int32_t id : ids) {
+    int32_t same = -1, children = 0;
+    for (int32_t i = parent + 1; i < std::ssize(r.tokens); ++i) {
+      if (r.tokens[static_cast<size_t>(i)].parent != parent) continue;
+      ++children;
+      if (r.tokens[static_cast<size_t>(i)].id == id) same = i;
+    }
+    if (same < 0) {
+      if (children >= r.branches || r.tokens.size() >= most_nodes(r)) return;
+      same = static_cast<int32_t>(r.tokens.size());
+      r.tokens.push_back({id, parent});
+    }
+    parent = same;
+  }
+}
+
 bool follow_prediction(DraftRequest& r) {
   auto answer = r.ids.subspan(static_cast<size_t>(r.prompt_length));
   if (answer.size() >= r.prediction.size() ||
@@ -48,6 +68,21 @@ bool follow_prediction(DraftRequest& r) {
   for (int32_t i = 0; i < count; ++i) r.tokens.push_back({rest[static_cast<size_t>(i)], i - 1});
   r.strength = kMostDraftStrengths - 1;
   return true;
+}
+
+// Other occurrences of the last ids, longer ones first, of equals the latest; where they go on
+// differently they are branches.
+void NgramDrafter::add_other_matches(DraftRequest& r, std::span<const int32_t> text) {
+  matches_.clear();
+  for (size_t end = text.size() - 1; end > 0; --end)
+    if (text[end - 1] == r.ids.back())
+      if (int32_t length = match_length(text, end, r.ids, options_.longest);
+          length >= options_.shortest)
+        matches_.emplace_back(length, end);
+  std::sort(matches_.begin(), matches_.end(), std::greater<>());
+  if (matches_.size() > kMostMatches) matches_.resize(kMostMatches);
+  for (auto [length, end] : matches_)
+    add_path(r, -1, text.subspan(end, std::min(text.size() - end, static_cast<size_t>(r.most))));
 }
 
 void NgramDrafter::propose(std::span<DraftRequest> requests) {
@@ -69,6 +104,7 @@ void NgramDrafter::propose(std::span<DraftRequest> requests) {
       int32_t id = at < text.size() ? text[at] : r.tokens[at - text.size()].id;
       r.tokens.push_back({id, i - 1});
     }
+    if (r.branches > 1) add_other_matches(r, text);
   }
 }
 

@@ -131,4 +131,21 @@ SuffixAutomaton::Follower SuffixAutomaton::likeliest(int32_t state) const {
   return best;
 }
 
+void SuffixAutomaton::followers(int32_t state, size_t most, std::vector<Follower>& out) const {
+  out.clear();
+  double all = 0;
+  for (int32_t e = states_[static_cast<size_t>(state)].edge; e >= 0;) {
+    const Edge& edge = edges_[static_cast<size_t>(e)];
+    auto count = static_cast<double>(std::max(1, states_[static_cast<size_t>(edge.to)].count));
+    all += count;
+    e = edge.next;
+    size_t at = out.size();
+    while (at > 0 && out[at - 1].share < count) --at;
+    if (at >= most) continue;
+    if (out.size() == most) out.pop_back();
+    out.insert(out.begin() + static_cast<std::ptrdiff_t>(at), {edge.token, edge.to, count});
+  }
+  for (Follower& f : out) f.share /= all;
+}
+
 }  // namespace tokamak

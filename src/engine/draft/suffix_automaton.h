@@ -38,6 +38,8 @@ class SuffixAutomaton {
     double share = 0;  // of all occurrences that were followed by a token
   };
   Follower likeliest(int32_t state) const;
+  // The `most` tokens that followed a state most often, those first.
+  void followers(int32_t state, size_t most, std::vector<Follower>& out) const;
 
  private:
   struct State {

@@ -13,6 +13,8 @@ constexpr size_t kMostSalts = 64;
 // Fills now_ and keeps the better of now_ and best_.
 void SuffixDrafter::follow(const SuffixAutomaton& text, SuffixAutomaton::Match from, int32_t most) {
   now_.tokens.clear();
+  now_.states.clear();
+  now_.text = &text;
   now_.match = from.length;
   now_.score = 0;
   double bound = std::min<double>(most, options_.factor * from.length);
@@ -27,10 +29,34 @@ void SuffixDrafter::follow(const SuffixAutomaton& text, SuffixAutomaton::Match f
     chance *= next.share;
     if (next.token < 0 || chance < options_.min_share) break;
     now_.tokens.push_back({next.token, static_cast<int32_t>(now_.tokens.size()) - 1});
+    now_.states.push_back(state);
     now_.score += chance;
     state = next.state;
   }
   if (now_.score > best_.score) std::swap(now_, best_);
+}
+
+// What else followed the tokens of the proposal, and what most often followed that.
+void SuffixDrafter::add_branches(DraftRequest& r) {
+  double before = 1;  // chance of the tokens before
+  for (size_t i = 0; i < best_.states.size(); ++i) {
+    best_.text->followers(best_.states[i], static_cast<size_t>(r.branches), followers_);
+    for (size_t f = 1; f < followers_.size(); ++f) {
+      double chance = before * followers_[f].share;
+      if (chance < options_.min_share) break;
+      path_.assign(1, followers_[f].token);
+      int32_t state = followers_[f].state;
+      while (std::ssize(path_) < r.most) {
+        SuffixAutomaton::Follower next = best_.text->likeliest(state);
+        chance *= next.share;
+        if (next.token < 0 || chance < options_.min_share) break;
+        path_.push_back(next.token);
+        state = next.state;
+      }
+      add_path(r, static_cast<int32_t>(i) - 1, path_);
+    }
+    before *= followers_.empty() ? 0 : followers_[0].share;
+  }
 }
 
 void SuffixDrafter::propose(std::span<DraftRequest> requests) {
@@ -44,6 +70,7 @@ void SuffixDrafter::propose(std::span<DraftRequest> requests) {
       own.append(r.ids[i]);
     if (follow_prediction(r)) continue;
     best_.tokens.clear();
+    best_.states.clear();
     best_.match = 0;
     best_.score = 0;
     int32_t repeated = own.link(own.last());
@@ -56,6 +83,7 @@ void SuffixDrafter::propose(std::span<DraftRequest> requests) {
     }
     r.tokens.assign(best_.tokens.begin(), best_.tokens.end());
     r.strength = match_strength(best_.match);
+    if (r.branches > 1) add_branches(r);
   }
 }
 

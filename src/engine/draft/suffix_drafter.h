@@ -39,8 +39,11 @@ class SuffixDrafter final : public Drafter {
     std::vector<DraftToken> tokens;
     int32_t match = 0;
     double score = 0;  // expected number of accepted tokens
+    const SuffixAutomaton* text = nullptr;
+    std::vector<int32_t> states;  // before each token
   };
   void follow(const SuffixAutomaton& text, SuffixAutomaton::Match from, int32_t most);
+  void add_branches(DraftRequest& request);
   void drop_oldest();
 
   SuffixOptions options_;
@@ -48,6 +51,8 @@ class SuffixDrafter final : public Drafter {
   std::map<std::string, Answers, std::less<>> answers_;  // by salt
   uint64_t clock_ = 0;
   Proposal best_, now_;
+  std::vector<SuffixAutomaton::Follower> followers_;
+  std::vector<int32_t> path_;
 };
 
 }  // namespace tokamak

@@ -88,6 +88,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.mask = mask_of(params, *request_.model, request_.output);
   spec.jump_forward = params.jump_forward;
   spec.draft_tokens = params.draft_tokens;
+  spec.draft_branches = params.draft_branches;
   spec.prediction = params.prediction;
   spec.negative_prompt = params.negative_prompt;
   const bool bos = !prompt.ids.empty() && prompt.ids[0] == request_.model->tokenizer->bos_id();

@@ -284,6 +284,8 @@ void read_speculative(Fields& fields, const ServedModel& model, GenerationParams
   if (value != nullptr && value->is_object()) {
     Fields inner(*value, "speculative");
     tokens = inner.integer("num_speculative_tokens", 0, kMost);
+    if (auto branches = inner.integer("max_branches", 1, kMost))
+      params.draft_branches = static_cast<int32_t>(*branches);
     if (auto rule = inner.string("rejection_sample_method")) {
       if (*rule != "strict" && *rule != "probabilistic")
         bad_request("speculative.rejection_sample_method", "invalid_value",

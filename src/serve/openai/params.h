@@ -47,6 +47,7 @@ struct GenerationParams {
   bool progress = false;  // of the prompt; in a stream
   bool return_token_ids = false, spell_ids = false, timings = false;
   int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
+  int32_t draft_branches = -1;
   std::vector<int32_t> prediction;
   std::vector<int32_t> negative_prompt;  // RequestSpec::negative_prompt
   int32_t keep = 0;                      // RequestSpec::keep

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,7 @@ class SchemaCompiler {
  public:
   SchemaCompiler(const Value& schema, const std::optional<std::string>& space)
       : document_(schema), rules_(ir_, space) {}
-  Ir compile(const Value& schema);
+  Ir compile();
 
  private:
   ExprId reference(const Conjunction& all);  // to its rule
@@ -46,7 +47,6 @@ class SchemaCompiler {
   ExprId number(const Conjunction& all, uint32_t types);
   NumberBounds number_bounds(const Conjunction& all);
   ExprId array(const Conjunction& all);
-  Conjunction item(const Conjunction& all, size_t index);
   struct ItemCounts {
     uint32_t min = 0, max = kUnbounded;
     uint32_t listed = 0;  // prefix items
@@ -60,6 +60,7 @@ class SchemaCompiler {
   Contained contained(const Conjunction& all);
   std::pair<ExprId, ExprId> counted_item(const Conjunction& one, const Contained& contained);
   ExprId item_list(const Conjunction& all, const ItemCounts& counts, const Contained& contained);
+  bool few_values(const Conjunction& one, std::vector<const Value*>& out);
   ExprId unique_items(const Conjunction& all, const SchemaRef& s, const ItemCounts& counts);
 
   struct Member {
@@ -82,7 +83,7 @@ class SchemaCompiler {
   Ir ir_;
   SchemaDocument document_;
   JsonRules rules_;
-  using Key = std::vector<std::pair<const Value*, int>>;
+  using Key = std::vector<std::tuple<const Value*, int, const Value*>>;
   std::map<Key, RuleId> known_;
   std::vector<std::pair<RuleId, Conjunction>> waiting_;
   size_t combinations_ = 0;

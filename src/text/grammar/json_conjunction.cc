@@ -4,13 +4,16 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "text/grammar/json_derived.h"
+#include "text/grammar/json_references.h"
 #include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
 namespace {
 
 constexpr int kMaxRefs = 64;  // references that lead to references
+constexpr const char* kNegatable =
+    "is only supported with type, enum, const, pattern, bounds, required, properties, items, "
+    "contains, $ref, allOf and anyOf";
 constexpr const char* kDerived[] = {"if", "not", "dependentRequired", "dependentSchemas",
                                     "dependencies"};
 
@@ -23,36 +26,6 @@ uint32_t type_bits(std::string_view name) {
   if (name == "integer") return kInteger;
   if (name == "number") return kInteger | kFraction;
   return 0;
-}
-
-bool is_hex(char c) {
-  return std::string_view("0123456789abcdefABCDEF").find(c) != std::string_view::npos;
-}
-
-std::string unescape_pointer(std::string_view part) {
-  std::string out;
-  for (size_t i = 0; i < part.size(); ++i) {
-    if (part[i] == '~' && i + 1 < part.size() && (part[i + 1] == '0' || part[i + 1] == '1'))
-      out += part[++i] == '0' ? '~' : '/';
-    else if (part[i] == '%' && i + 2 < part.size() && is_hex(part[i + 1]) && is_hex(part[i + 2]))
-      out += static_cast<char>(
-          std::stoi(std::string(part.substr(std::exchange(i, i + 2) + 1, 2)), nullptr, 16));
-    else
-      out += part[i];
-  }
-  return out;
-}
-
-bool restricts(const Value* schema) {
-  return schema != nullptr && !(schema->is_bool() && schema->as_bool());
-}
-
-// unevaluatedProperties and unevaluatedItems are additionalProperties and items of a schema that
-// has no subschemas for the same value.
-void refuse_beside(const SchemaRef& s, const char* keyword) {
-  for (const char* other : {"$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "contains"})
-    if (s.schema->has(other))
-      schema_error(s.path, keyword, fmt::format("is not supported together with '{}'", other));
 }
 
 }  // namespace
@@ -94,59 +67,36 @@ bool json_equal(const Value& a, const Value& b) {
          });
 }
 
-SchemaDocument::SchemaDocument(const Value& root) : root_(root) {
+SchemaDocument::SchemaDocument(const Value& root) : root_(&root) {
   const Value* draft = root.find("$schema");
   old_draft_ = draft != nullptr && draft->is_string() &&
                draft->as_string().find("/draft-0") != std::string::npos;
-  find_anchors(root, "#", 0);
-}
-
-void SchemaDocument::find_anchors(const Value& schema, const std::string& path, int depth) {
-  if (depth > 200) schema_error(path, "", "is nested too deeply");
-  if (schema.is_array())
-    for (size_t i = 0; i < schema.size(); ++i)
-      find_anchors(schema.as_array()[i], fmt::format("{}/{}", path, i), depth + 1);
-  if (!schema.is_object()) return;
-  if (const Value* anchor = schema.find("$anchor"); anchor != nullptr && anchor->is_string())
-    anchors_.emplace("#" + anchor->as_string(), std::pair(&schema, path));
-  if (const Value* id = schema.find("$id"); id != nullptr && id->is_string())
-    anchors_.emplace(id->as_string(), std::pair(&schema, path));
-  for (const auto& [key, value] : schema.as_object())
-    if (key != "enum" && key != "const") find_anchors(value, path + "/" + key, depth + 1);
+  contains_is_silent_ = draft != nullptr && draft->is_string() &&
+                        draft->as_string().find("/2019-09/") != std::string::npos;
+  plain_ = with_plain_references(root, old_draft_);
+  if (plain_) root_ = &*plain_;
 }
 
 std::pair<const Value*, std::string> SchemaDocument::resolve(const std::string& ref,
                                                              const std::string& path) const {
-  if (auto known = anchors_.find(ref); known != anchors_.end()) return known->second;
   if (ref != "#" && !ref.starts_with("#/"))
     schema_error(path, "$ref", fmt::format("'{}' is not in this document", ref.substr(0, 100)));
-  const Value* at = &root_;
-  for (size_t pos = 1; pos < ref.size();) {
-    size_t end = std::min(ref.find('/', pos + 1), ref.size());
-    std::string part = unescape_pointer(std::string_view(ref).substr(pos + 1, end - pos - 1));
-    const Value* next = at->find(part);
-    if (at->is_array() && !part.empty() && part.size() < 8 &&
-        part.find_first_not_of("0123456789") == std::string::npos &&
-        static_cast<size_t>(std::stoi(part)) < at->size())
-      next = &at->as_array()[static_cast<size_t>(std::stoi(part))];
-    if (next == nullptr)
-      schema_error(path, "$ref", fmt::format("'{}' leads nowhere", ref.substr(0, 100)));
-    at = next;
-    pos = end;
-  }
-  return {at, ref};
+  const Value* target = find_pointer(*root_, std::string_view(ref).substr(1));
+  if (target == nullptr)
+    schema_error(path, "$ref", fmt::format("'{}' leads nowhere", ref.substr(0, 100)));
+  return {target, ref};
 }
 
-void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::string& path,
-                             int depth) const {
+void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::string& path, int depth,
+                             size_t parent) const {
   if (!ref.is_string()) schema_error(path, "$ref", "must be a string");
   if (depth > kMaxRefs) schema_error(path, "$ref", "references lead to references without end");
   auto [target, where] = resolve(ref.as_string(), path);
-  add(all, *target, where, depth + 1);
+  add(all, *target, where, depth + 1, parent);
 }
 
-void SchemaDocument::add(Conjunction& all, const Value& schema, const std::string& path,
-                         int depth) const {
+void SchemaDocument::add(Conjunction& all, const Value& schema, const std::string& path, int depth,
+                         size_t parent) const {
   if (schema.is_bool()) {
     if (schema.as_bool()) return;
     all.never = true;
@@ -154,50 +104,66 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
     return;
   }
   if (!schema.is_object()) schema_error(path, "", "a schema is an object, true or false");
-  for (const SchemaRef& known : all.schemas)
-    if (known.schema == &schema) return;
+  if (silent_.contains(&schema)) parent = kNoParent;
+  for (SchemaRef& known : all.schemas)
+    if (known.schema == &schema) {
+      if (parent != kNoParent) known.parents.push_back(parent);
+      return;
+    }
   const Value* ref = schema.find("$ref");
-  if (ref != nullptr && old_draft_) return add_ref(all, *ref, path, depth);
-  for (const char* keyword : {"$dynamicRef", "$recursiveRef", "extends", "disallow"})
+  if (ref != nullptr && old_draft_) return add_ref(all, *ref, path, depth, parent);
+  for (const char* keyword : {"$dynamicRef", "$recursiveRef"})
+    if (schema.has(keyword))
+      schema_error(path, keyword,
+                   "is only supported where one target in this document is possible");
+  for (const char* keyword : {"extends", "disallow"})
     if (schema.has(keyword)) schema_error(path, keyword, "is not supported");
+  const size_t own = all.schemas.size();
   all.schemas.push_back({&schema, path, !schema.has("anyOf"), !schema.has("oneOf")});
-  if (ref != nullptr) add_ref(all, *ref, path, depth);
-  for (const Value& derived : derived_from(schema, path)) {
+  if (parent != kNoParent) all.schemas[own].parents.push_back(parent);
+  if (ref != nullptr) add_ref(all, *ref, path, depth, own);
+  for (const Derived& derived : derived_from(schema, path)) {
     if (depth > kMaxRefs) schema_error(path, "", "is nested too deeply");
-    add(all, derived, path, depth + 1);
+    add(all, derived.schema, path, depth + 1, own);
   }
   if (const Value* parts = schema.find("allOf")) {
     if (!parts->is_array()) schema_error(path, "allOf", "must be an array");
     if (depth > kMaxRefs) schema_error(path, "allOf", "is nested too deeply");
     for (size_t i = 0; i < parts->size(); ++i)
-      add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1);
+      add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1, own);
   }
 }
 
-const std::vector<Value>& SchemaDocument::derived_from(const Value& schema,
-                                                       const std::string& path) const {
-  static const std::vector<Value> kNone;
+const std::vector<Derived>& SchemaDocument::derived_from(const Value& schema,
+                                                         const std::string& path) const {
+  static const std::vector<Derived> kNone;
   if (std::none_of(std::begin(kDerived), std::end(kDerived),
                    [&](const char* keyword) { return schema.has(keyword); }))
     return kNone;
   auto [it, fresh] = derived_.try_emplace(&schema);
   if (!fresh) return it->second;
   const char* refused = nullptr;
-  it->second = derived_schemas(schema, &refused);
+  it->second = derived_schemas(schema, finder(), &refused);
   if (refused != nullptr)
     schema_error(path, refused,
-                 std::string_view(refused) == "if"
-                     ? "is only supported with type, enum, const, pattern, bounds, required, "
-                       "properties, allOf and anyOf"
-                     : "must be an object");
+                 std::string_view(refused) == "if" ? kNegatable : "must be an object");
+  for (const Derived& derived : it->second)
+    silent_.insert(find_pointer(derived.schema, derived.silent));
   return it->second;
+}
+
+FindSchema SchemaDocument::finder() const {
+  return [this](const std::string& ref) {
+    return ref.starts_with("#") ? find_pointer(*root_, std::string_view(ref).substr(1)) : nullptr;
+  };
 }
 
 const Value* SchemaDocument::negation(const Value& schema, bool closed) const {
   auto [it, fresh] = negations_.try_emplace({&schema, closed});
   if (fresh) {
-    it->second = negated_schema(schema);
+    it->second = negated_schema(schema, finder());
     if (closed && it->second) close_members(*it->second);
+    if (it->second) silent_.insert(&*it->second);
   }
   return it->second ? &*it->second : nullptr;
 }
@@ -233,9 +199,7 @@ uint32_t SchemaDocument::types(const Conjunction& all) const {
     if (is_plain_negation(*excluded))
       bits = types_without(s, bits);
     else if (derived_from(*s.schema, s.path).empty() && !values(all, listed))
-      schema_error(s.path, "not",
-                   "is only supported with type, enum, const, pattern, bounds, required, "
-                   "properties, allOf and anyOf");
+      schema_error(s.path, "not", kNegatable);
   }
   return bits;
 }
@@ -255,67 +219,6 @@ bool SchemaDocument::values(const Conjunction& all, std::vector<const Value*>& o
     return true;
   }
   return false;
-}
-
-const Value::Array* SchemaDocument::prefix_items(const SchemaRef& s) const {
-  const Value* items = s.find("prefixItems");
-  if (items == nullptr) items = s.find("items");
-  return items != nullptr && items->is_array() ? &items->as_array() : nullptr;
-}
-
-std::pair<const Value*, const char*> SchemaDocument::rest_items(const SchemaRef& s) const {
-  const Value* items = s.find("items");
-  if (items != nullptr && !items->is_array()) return {items, "items"};
-  if (items != nullptr && s.schema->has("additionalItems"))
-    return {s.find("additionalItems"), "additionalItems"};
-  const Value* rest = s.find("unevaluatedItems");
-  if (restricts(rest)) refuse_beside(s, "unevaluatedItems");
-  return {rest, "unevaluatedItems"};
-}
-
-const Value* SchemaDocument::additional_members(const SchemaRef& s, const char** keyword) const {
-  *keyword = "additionalProperties";
-  const Value* rest = s.find("unevaluatedProperties");
-  if (restricts(rest)) {
-    refuse_beside(s, "unevaluatedProperties");
-    if (!s.schema->has("additionalProperties")) {
-      *keyword = "unevaluatedProperties";
-      return rest;
-    }
-  }
-  return s.find("additionalProperties");
-}
-
-bool SchemaDocument::closed(const Conjunction& all) const {
-  bool declares = false;
-  for (const SchemaRef& s : all.schemas) {
-    const char* keyword;
-    if (additional_members(s, &keyword) != nullptr) return false;
-    declares |= s.schema->has("properties") || s.schema->has("patternProperties");
-  }
-  return declares;
-}
-
-Conjunction SchemaDocument::member(const Conjunction& all, const std::string& name) const {
-  Conjunction out;
-  for (const SchemaRef& s : all.schemas) {
-    bool declared = false;
-    if (const Value* properties = s.find("properties"))
-      if (const Value* own = properties->find(name)) {
-        add(out, *own, s.path + "/properties/" + name);
-        declared = true;
-      }
-    if (const Value* patterns = s.find("patternProperties"))
-      for (const auto& [regex, schema] : patterns->as_object())
-        if (pattern(regex, s.path + "/patternProperties").matches(std::string_view(name))) {
-          add(out, schema, s.path + "/patternProperties/" + regex);
-          declared = true;
-        }
-    const char* keyword;
-    const Value* rest = additional_members(s, &keyword);
-    if (!declared && rest != nullptr) add(out, *rest, s.path + "/" + keyword);
-  }
-  return out;
 }
 
 bool SchemaDocument::requires_member(const Conjunction& all, std::string_view name) const {

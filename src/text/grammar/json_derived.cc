@@ -7,6 +7,7 @@ namespace tokamak::grammar {
 namespace {
 
 constexpr int kMaxNegations = 20;  // inside of each other
+constexpr int kMaxNegated = 500;   // schemas of one negation
 
 Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }
 Value only(const char* key, Value value) { return Value::Object{{key, std::move(value)}}; }
@@ -37,33 +38,14 @@ Value none_of(const Value::Array& values) {
 }
 
 bool is_annotation(std::string_view key) {
-  for (std::string_view known : {"title", "description", "default", "examples", "$comment",
-                                 "deprecated", "readOnly", "writeOnly", "$schema", "$id"})
+  for (std::string_view known :
+       {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
+        "writeOnly", "$schema", "$id", "$defs", "definitions", "$anchor", "$dynamicAnchor"})
     if (key == known) return true;
   return false;
 }
 
 using Negations = std::vector<Value>;  // the negation of a schema is any of these
-
-bool add_negation(Negations& out, const Value& schema, int depth) {
-  std::optional<Value> negation = negated_schema(schema, depth + 1);
-  if (negation) out.push_back(std::move(*negation));
-  return negation.has_value();
-}
-
-bool negate_members(const Value& properties, Negations& out, int depth) {
-  for (const auto& [name, schema] : properties.as_object()) {
-    std::optional<Value> negation = negated_schema(schema, depth + 1);
-    if (!negation) return false;
-    Value member = Value::object();
-    member.set(name, std::move(*negation));
-    out.push_back(Value::Object{{"type", "object"},
-                                {"properties", std::move(member)},
-                                {"required", Value::Array{name}},
-                                {"additionalProperties", true}});
-  }
-  return true;
-}
 
 bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
   constexpr std::pair<std::string_view, const char*> kNumbers[] = {{"minimum", "exclusiveMaximum"},
@@ -83,7 +65,9 @@ bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
   constexpr Count kCounts[] = {{"minLength", "string", "maxLength", -1},
                                {"maxLength", "string", "minLength", 1},
                                {"minItems", "array", "maxItems", -1},
-                               {"maxItems", "array", "minItems", 1}};
+                               {"maxItems", "array", "minItems", 1},
+                               {"minProperties", "object", "maxProperties", -1},
+                               {"maxProperties", "object", "minProperties", 1}};
   for (const Count& c : kCounts)
     if (key == c.name && bound.is_int()) {
       if (bound.as_int() + c.change < 0) return true;  // always holds
@@ -93,7 +77,100 @@ bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
   return false;
 }
 
-bool negate_keyword(const std::string& key, const Value& value, Negations& out, int depth) {
+// Owner: negated_schema().
+class Negator {
+ public:
+  explicit Negator(const FindSchema& find) : find_(find) {}
+  std::optional<Value> schema(const Value& schema, int depth = 0);
+
+ private:
+  bool add(Negations& out, const Value& schema, int depth);
+  bool members(const Value& properties, Negations& out, int depth);
+  bool items(const Value& schema, Negations& out, int depth);
+  bool keyword(const std::string& key, const Value& value, Negations& out, int depth);
+
+  const FindSchema& find_;
+  int left_ = kMaxNegated;
+};
+
+std::optional<Value> Negator::schema(const Value& schema, int depth) {
+  if (depth > kMaxNegations || --left_ < 0) return std::nullopt;
+  if (schema.is_bool()) return Value(!schema.as_bool());
+  if (!schema.is_object()) return std::nullopt;
+  Negations parts;
+  for (const auto& [key, value] : schema.as_object())
+    if (!keyword(key, value, parts, depth)) return std::nullopt;
+  if (!items(schema, parts, depth)) return std::nullopt;
+  if (parts.empty()) return Value(false);
+  if (parts.size() == 1) return std::move(parts[0]);
+  return any_of(Value::Array(parts.begin(), parts.end()));
+}
+
+bool Negator::add(Negations& out, const Value& schema, int depth) {
+  std::optional<Value> negation = this->schema(schema, depth + 1);
+  if (negation) out.push_back(std::move(*negation));
+  return negation.has_value();
+}
+
+bool Negator::members(const Value& properties, Negations& out, int depth) {
+  for (const auto& [name, schema] : properties.as_object()) {
+    std::optional<Value> negation = this->schema(schema, depth + 1);
+    if (!negation) return false;
+    if (negation->is_bool() && !negation->as_bool()) continue;
+    Value member = Value::object();
+    member.set(name, std::move(*negation));
+    out.push_back(Value::Object{{"type", "object"},
+                                {"properties", std::move(member)},
+                                {"required", Value::Array{name}},
+                                {"additionalProperties", true}});
+  }
+  return true;
+}
+
+// Some item is not valid, or too few are.
+bool Negator::items(const Value& schema, Negations& out, int depth) {
+  const Value* prefix = schema.find("prefixItems");
+  const Value* rest = schema.find("items");
+  if (prefix == nullptr && rest != nullptr && rest->is_array()) {
+    prefix = rest;
+    rest = schema.find("additionalItems");
+  }
+  const int64_t listed = prefix != nullptr ? static_cast<int64_t>(prefix->size()) : 0;
+  if (prefix != nullptr && !prefix->is_array()) return false;
+  for (int64_t i = 0; i < listed; ++i) {
+    std::optional<Value> negation =
+        this->schema(prefix->as_array()[static_cast<size_t>(i)], depth + 1);
+    if (!negation) return false;
+    Value::Array before(static_cast<size_t>(i), Value(true));
+    before.push_back(std::move(*negation));
+    out.push_back(Value::Object{
+        {"type", "array"}, {"minItems", i + 1}, {"prefixItems", Value(std::move(before))}});
+  }
+  if (rest != nullptr && !(rest->is_bool() && rest->as_bool())) {
+    std::optional<Value> negation = this->schema(*rest, depth + 1);
+    if (!negation) return false;
+    if (negation->is_bool() && negation->as_bool())
+      out.push_back(of_type("array", "minItems", Value(listed + 1)));
+    else if (listed == 0)
+      out.push_back(of_type("array", "contains", std::move(*negation)));
+    else
+      return false;
+  }
+  const Value* wanted = schema.find("contains");
+  if (wanted == nullptr) return true;
+  std::optional<Value> negation = this->schema(*wanted, depth + 1);
+  if (!negation || schema.has("minContains") || schema.has("maxContains")) return false;
+  out.push_back(of_type("array", "items", std::move(*negation)));
+  return true;
+}
+
+bool Negator::keyword(const std::string& key, const Value& value, Negations& out, int depth) {
+  for (const char* of_items : {"prefixItems", "items", "additionalItems", "contains"})
+    if (key == of_items) return true;  // items()
+  if (key == "$ref" && value.is_string()) {
+    const Value* target = find_(value.as_string());
+    return target != nullptr && add(out, *target, depth);
+  }
   if (is_annotation(key)) return true;
   if (key == "type") {
     out.push_back(only("not", only("type", value)));
@@ -120,14 +197,14 @@ bool negate_keyword(const std::string& key, const Value& value, Negations& out, 
     }
     return true;
   }
-  if (key == "properties" && value.is_object()) return negate_members(value, out, depth);
+  if (key == "properties" && value.is_object()) return members(value, out, depth);
   if (key == "allOf" && value.is_array())
     return std::all_of(value.as_array().begin(), value.as_array().end(),
-                       [&](const Value& part) { return add_negation(out, part, depth); });
+                       [&](const Value& part) { return add(out, part, depth); });
   if (key == "anyOf" && value.is_array()) {
     Negations parts;
     for (const Value& part : value.as_array())
-      if (!add_negation(parts, part, depth)) return false;
+      if (!add(parts, part, depth)) return false;
     out.push_back(only("allOf", Value(Value::Array(parts.begin(), parts.end()))));
     return true;
   }
@@ -179,31 +256,24 @@ bool is_plain_negation(const Value& excluded) {
   return list != nullptr || excluded.has("type") || excluded.has("pattern");
 }
 
-std::optional<Value> negated_schema(const Value& schema, int depth) {
-  if (depth > kMaxNegations) return std::nullopt;
-  if (schema.is_bool()) return Value(!schema.as_bool());
-  if (!schema.is_object()) return std::nullopt;
-  Negations parts;
-  for (const auto& [key, value] : schema.as_object())
-    if (!negate_keyword(key, value, parts, depth)) return std::nullopt;
-  if (parts.empty()) return Value(false);
-  if (parts.size() == 1) return std::move(parts[0]);
-  return any_of(Value::Array(parts.begin(), parts.end()));
+std::optional<Value> negated_schema(const Value& schema, const FindSchema& find) {
+  return Negator(find).schema(schema);
 }
 
-std::vector<Value> derived_schemas(const Value& schema, const char** refused) {
-  std::vector<Value> out;
+std::vector<Derived> derived_schemas(const Value& schema, const FindSchema& find,
+                                     const char** refused) {
+  std::vector<Derived> out;
   if (const Value* excluded = schema.find("not"); excluded && !is_plain_negation(*excluded)) {
-    std::optional<Value> negation = negated_schema(*excluded);
+    std::optional<Value> negation = negated_schema(*excluded, find);
     if (negation) {
       close_again(schema, *negation);
-      out.push_back(std::move(*negation));
+      out.push_back({std::move(*negation), ""});
     }
   }
   const Value* condition = schema.find("if");
   const Value *then = schema.find("then"), *otherwise = schema.find("else");
   if (condition != nullptr && (then != nullptr || otherwise != nullptr)) {
-    std::optional<Value> negation = negated_schema(*condition);
+    std::optional<Value> negation = negated_schema(*condition, find);
     if (negation)
       close_again(schema, *negation);
     else
@@ -212,7 +282,8 @@ std::vector<Value> derived_schemas(const Value& schema, const char** refused) {
     if (then != nullptr) holds.push_back(*then);
     if (otherwise != nullptr) fails.push_back(*otherwise);
     out.push_back(
-        any_of({only("allOf", Value(std::move(holds))), only("allOf", Value(std::move(fails)))}));
+        {any_of({only("allOf", Value(std::move(holds))), only("allOf", Value(std::move(fails)))}),
+         "/anyOf/1/allOf/0"});
   }
   for (const char* keyword : {"dependentRequired", "dependentSchemas", "dependencies"}) {
     const Value* list = schema.find(keyword);
@@ -222,8 +293,10 @@ std::vector<Value> derived_schemas(const Value& schema, const char** refused) {
       continue;
     }
     for (const auto& [name, then_schema] : list->as_object())
-      out.push_back(dependency(
-          schema, name, then_schema.is_array() ? only("required", then_schema) : then_schema));
+      out.push_back(
+          {dependency(schema, name,
+                      then_schema.is_array() ? only("required", then_schema) : then_schema),
+           "/anyOf/0"});
   }
   return out;
 }

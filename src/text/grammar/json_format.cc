@@ -1,5 +1,7 @@
 #include "text/grammar/json_format.h"
 
+#include <fmt/format.h>
+
 #include <map>
 #include <mutex>
 
@@ -9,7 +11,39 @@
 namespace tokamak::grammar {
 namespace {
 
+// Regular expressions as in ECMAScript and Python alike, with groups up to two deep and without
+// references to groups, look-behind and ranges between other than letters and digits.
+std::string regex_regex() {
+  std::string ranges;
+  for (std::string_view row :
+       {"0123456789", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
+    for (char first : row) ranges += fmt::format("{0}-[{0}-{1}]|", first, row.back());
+  const std::string escape = R"(\\[dDwWsSnrtfv\\^$.|?*+()\[\]{}/-])";
+  const std::string char_class = R"(\[\^?()" + ranges + escape + R"(|[^\\\]\[^\-])+-?\])";
+  const std::string often = R"(([*+?]|\{([0-9]{1,3},?|0,[0-9]{1,3}|1,[1-9][0-9]{0,2})\})\??)";
+  const std::string single = R"(([^\\^$.|?*+()\[\]{}]|\.|)" + escape + "|" + char_class + ")";
+  std::string inner;
+  for (int depth = 0; depth <= 2; ++depth) {
+    std::string atom = single, piece;
+    if (depth > 0) atom = "(" + single + R"(|\((\?:)?)" + inner + R"(\)))";
+    piece = "(" + atom + "(" + often + R"()?|\^|\$|\\[bB])";
+    if (depth > 0) piece += R"(|\(\?[=!])" + inner + R"(\))";
+    inner = "(" + piece + "|\\|)*)";
+  }
+  return inner;
+}
+
+// RFC 6570
+std::string template_regex() {
+  const std::string letter = "([A-Za-z0-9_]|%[0-9A-Fa-f]{2})";
+  const std::string variable = letter + "(\\.?" + letter + ")*(:[1-9][0-9]{0,3}|\\*)?";
+  return "([!#$&(-;=?-Z\\[\\]_a-z~]|%[0-9A-Fa-f]{2}|\\{[+#./;?&]?" + variable + "(," + variable +
+         ")*\\})*";
+}
+
 std::string format_regex(const std::string& name) {
+  if (name == "regex") return regex_regex();
+  if (name == "uri-template") return template_regex();
   const std::string year = "([1-9][0-9]{3})";
   // Days by month; the 29th of February in years that are divisible by 4 and not by 100.
   const std::string leap = "([1-9][0-9](0[48]|[2468][048]|[13579][26]))";
@@ -31,6 +65,10 @@ std::string format_regex(const std::string& name) {
   const std::string path = "(/" + pchar + "*)*";
   const std::string tail = "(\\?(" + pchar + "|[/?])*)?(#(" + pchar + "|[/?])*)?";
   const std::string uri = "[a-zA-Z][a-zA-Z0-9+.-]*://" + host + "(:[0-9]{1,5})?" + path + tail;
+  auto uuid = [](const char* version) {
+    return fmt::format(
+        "[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", version);
+  };
   const std::map<std::string, std::string> known = {
       {"date", date},
       {"time", time},
@@ -43,7 +81,12 @@ std::string format_regex(const std::string& name) {
       {"hostname", host},
       {"ipv4", octet + "(\\." + octet + "){3}"},
       {"ipv6", ipv6},
+      {"ipvanyaddress", "(" + octet + "(\\." + octet + "){3}|" + ipv6 + ")"},
       {"uuid", "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
+      {"uuid1", uuid("1")},
+      {"uuid3", uuid("3")},
+      {"uuid4", uuid("4")},
+      {"uuid5", uuid("5")},
       {"uri", uri},
       {"uri-reference", "(" + uri + "|(/" + pchar + "+)*/?" + tail + ")"},
       {"json-pointer", "(/([^/~]|~[01])*)*"},
@@ -52,6 +95,7 @@ std::string format_regex(const std::string& name) {
   std::string key = name == "idn-email"       ? "email"
                     : name == "idn-hostname"  ? "hostname"
                     : name == "iri"           ? "uri"
+                    : name == "url"           ? "uri"
                     : name == "iri-reference" ? "uri-reference"
                                               : name;
   auto it = known.find(key);
@@ -62,8 +106,10 @@ std::string format_regex(const std::string& name) {
 
 const char* format_names() {
   return "date-time, date, time, duration, email, idn-email, hostname, idn-hostname, ipv4, ipv6, "
-         "uuid, uri, uri-reference, iri, iri-reference, json-pointer, relative-json-pointer, byte, "
-         "binary and password";
+         "ipvanyaddress, uuid, uuid1, uuid3, uuid4, uuid5, uri, url, uri-reference, iri, "
+         "iri-reference, uri-template, json-pointer, relative-json-pointer, regex, byte, "
+         "base64url, "
+         "binary, path and password";
 }
 
 namespace {
@@ -92,10 +138,13 @@ const CharFsm* named_fsm(const std::string& name, const std::string& regex) {
 
 const CharFsm* format_fsm(const std::string& name) {
   if (name == "byte") return encoding_fsm("base64");
+  if (name == "base64url") return encoding_fsm(name);
   return named_fsm(name, format_regex(name));
 }
 
-bool is_hint_format(std::string_view name) { return name == "password" || name == "binary"; }
+bool is_hint_format(std::string_view name) {
+  return name == "password" || name == "binary" || name == "path";
+}
 
 const CharFsm* encoding_fsm(const std::string& name) {
   return named_fsm("contentEncoding " + name, encoding_regex(name));

@@ -1,7 +1,6 @@
 #include "text/grammar/json_schema.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -14,8 +13,7 @@ namespace {
 
 constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
 constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
-constexpr uint32_t kMaxItems = 5000;         // items that are counted one by one
-constexpr uint64_t kMaxItemStates = 20'000;  // with `contains`: items times those that count
+constexpr size_t kMaxTogether = 5;           // alternatives of anyOf, where each set of them counts
 constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
@@ -24,7 +22,7 @@ constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormat
 }  // namespace
 
 Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space) {
-  return SchemaCompiler(schema, space).compile(schema);
+  return SchemaCompiler(schema, space).compile();
 }
 
 Ir json_object_grammar(const std::optional<std::string>& space) {
@@ -35,9 +33,9 @@ Ir json_object_grammar(const std::optional<std::string>& space) {
   return ir;
 }
 
-Ir SchemaCompiler::compile(const Value& schema) {
+Ir SchemaCompiler::compile() {
   RuleId root = ir_.add_rule("#");
-  ir_.define(root, reference(document_.single(schema, "#")));
+  ir_.define(root, reference(document_.single(document_.root(), "#")));
   // A list instead of recursion: schemas may refer to each other in long chains.
   for (size_t i = 0; i < waiting_.size(); ++i) {
     auto [rule, all] = waiting_[i];
@@ -49,8 +47,13 @@ Ir SchemaCompiler::compile(const Value& schema) {
 ExprId SchemaCompiler::reference(const Conjunction& all) {
   if (all.never) return never(all.never_path, "", "is false: no value is valid");
   Key key;
-  for (const SchemaRef& s : all.schemas)
-    key.emplace_back(s.schema, s.any_of_done * 2 + s.one_of_done);
+  const std::vector<bool> tracked = document_.tracked(all);
+  for (size_t i = 0; i < all.schemas.size(); ++i) {
+    const SchemaRef& s = all.schemas[i];
+    key.emplace_back(s.schema, s.any_of_done * 2 + s.one_of_done, nullptr);
+    if (!tracked[i]) continue;
+    for (size_t parent : s.parents) key.emplace_back(s.schema, 4, all.schemas[parent].schema);
+  }
   std::sort(key.begin(), key.end());
   if (key.empty()) return rules_.value();
   auto [it, fresh] = known_.emplace(std::move(key), 0);
@@ -93,14 +96,25 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
     schema_error(s.path, keyword, "has too many alternatives in combination with others");
   std::vector<Conjunction> parts;
   std::vector<const Value*> schemas;  // parallel
-  for (size_t i = 0; i < list.size(); ++i) {
+  auto add = [&](const std::vector<size_t>& chosen) {
     Conjunction part = all;
     (one_of ? part.schemas[index].one_of_done : part.schemas[index].any_of_done) = true;
-    document_.add(part, list.as_array()[i], fmt::format("{}/{}/{}", s.path, keyword, i));
-    if (part.never) continue;
+    for (size_t i : chosen)
+      document_.add(part, list.as_array()[i], fmt::format("{}/{}/{}", s.path, keyword, i), 0,
+                    index);
+    if (part.never) return;
     parts.push_back(std::move(part));
-    schemas.push_back(&list.as_array()[i]);
-  }
+    schemas.push_back(&list.as_array()[chosen[0]]);
+  };
+  for (size_t i = 0; i < list.size(); ++i) add({i});
+  // What is evaluated is what all alternatives that hold declare.
+  if (!one_of && list.size() <= kMaxTogether && document_.tracked(all)[index])
+    for (size_t set = 1; set < size_t{1} << list.size(); ++set) {
+      std::vector<size_t> chosen;
+      for (size_t i = 0; i < list.size(); ++i)
+        if ((set >> i & 1) != 0) chosen.push_back(i);
+      if (chosen.size() > 1) add(chosen);
+    }
   if (one_of) make_exclusive(parts, schemas, s);
   if (parts.empty()) return never(s.path, keyword, "has no alternative that can hold");
   std::vector<ExprId> exprs;
@@ -308,176 +322,6 @@ ExprId SchemaCompiler::number(const Conjunction& all, uint32_t types) {
   } catch (const Error& e) {
     schema_error(all.schemas[0].path, "multipleOf", e.what());
   }
-}
-
-// --- arrays
-
-Conjunction SchemaCompiler::item(const Conjunction& all, size_t index) {
-  Conjunction out;
-  for (const SchemaRef& s : all.schemas) {
-    const Value::Array* prefix = document_.prefix_items(s);
-    if (prefix != nullptr && index < prefix->size()) {
-      document_.add(out, (*prefix)[index], fmt::format("{}/prefixItems/{}", s.path, index));
-      continue;
-    }
-    auto [rest, keyword] = document_.rest_items(s);
-    if (rest != nullptr) document_.add(out, *rest, s.path + "/" + keyword);
-  }
-  return out;
-}
-
-// States are the sets of values that were used.
-ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
-                                    const ItemCounts& counts) {
-  constexpr size_t kMaxUniqueEdges = 6000;
-  std::vector<const Value*> found, values;
-  static const Value kWords[] = {Value(true), Value(false), Value()};
-  Conjunction one = item(all, 0);
-  bool few = counts.listed == 0 && document_.values(one, found);
-  if (counts.listed == 0 && !few && (document_.types(one) & ~uint32_t{kBoolean | kNull}) == 0) {
-    few = true;
-    for (const Value& word : kWords)
-      if (document_.valid(word, one)) found.push_back(&word);
-  }
-  if (!few)
-    schema_error(s.path, "uniqueItems",
-                 "is only supported with a maxItems of 1 or with items of enum, const or boolean");
-  for (const Value* v : found)
-    if (std::none_of(values.begin(), values.end(),
-                     [&](const Value* other) { return json_equal(*v, *other); }))
-      values.push_back(v);
-  if (values.size() < counts.min)
-    return never(s.path, "uniqueItems",
-                 fmt::format("minItems is {}, and {} different items are possible", counts.min,
-                             values.size()));
-  std::vector<ExprId> first, later;
-  ExprId comma = rules_.comma();
-  for (const Value* v : values) {
-    RuleId rule = ir_.add_rule(s.path + "/items");
-    ir_.define(rule, rules_.exactly(*v));
-    first.push_back(ir_.ref(rule));
-    later.push_back(ir_.seq({comma, first.back()}));
-  }
-  using Used = std::vector<uint8_t>;
-  std::vector<Used> states{Used(values.size(), 0)};
-  std::map<Used, uint32_t> known{{states[0], 0}};
-  Graph graph;
-  for (uint32_t at = 0; at < states.size(); ++at) {
-    auto count = static_cast<uint32_t>(std::count(states[at].begin(), states[at].end(), 1));
-    if (count > 0 && count >= counts.min) graph.finals.push_back(at);
-    for (size_t i = 0; i < values.size() && count < counts.max; ++i) {
-      if (states[at][i]) continue;
-      Used next = states[at];
-      next[i] = 1;
-      auto [it, fresh] = known.emplace(next, static_cast<uint32_t>(states.size()));
-      if (fresh) states.push_back(std::move(next));
-      graph.edges.push_back({at, it->second, count == 0 ? first[i] : later[i]});
-      if (graph.edges.size() > kMaxUniqueEdges)
-        schema_error(s.path, "uniqueItems", "has too many combinations of values; set a maxItems");
-    }
-  }
-  graph.states = static_cast<uint32_t>(states.size());
-  if (values.empty() || counts.max == 0) return ir_.bytes("[]");
-  return rules_.braces("[", ir_.add(std::move(graph)), "]", counts.min == 0);
-}
-
-SchemaCompiler::Contained SchemaCompiler::contained(const Conjunction& all) {
-  Contained out;
-  for (const SchemaRef& s : all.schemas) {
-    if (!s.schema->has("contains")) continue;
-    Contained one{&s, 1, kUnbounded};
-    if (!document_.old_draft()) {
-      std::tie(one.min, one.max) = limits({false, {s}}, "minContains", "maxContains");
-      if (!s.schema->has("minContains")) one.min = 1;
-    }
-    if (one.min == 0 && one.max == kUnbounded) continue;
-    if (out.schema != nullptr)
-      schema_error(s.path, "contains", "is only supported once for an array");
-    out = one;
-  }
-  return out;
-}
-
-// Items that do and that do not count for `contains`. Without a most, both may be any item: some
-// reading of the array has enough that count.
-std::pair<ExprId, ExprId> SchemaCompiler::counted_item(const Conjunction& one,
-                                                       const Contained& contained) {
-  if (contained.schema == nullptr) return {kNoExpr, reference(one)};
-  const SchemaRef& s = *contained.schema;
-  const Value& wanted = s.schema->at("contains");
-  Conjunction counts = one, others = one;
-  document_.add(counts, wanted, s.path + "/contains");
-  if (contained.max != kUnbounded) {
-    const Value* negation = document_.negation(wanted, false);
-    if (negation == nullptr)
-      schema_error(s.path, "maxContains", "is only supported if 'contains' can be negated");
-    document_.add(others, *negation, s.path + "/contains");
-  }
-  return {reference(counts), reference(others)};
-}
-
-// States are pairs: items so far, and how many of them count for `contains`.
-ExprId SchemaCompiler::item_list(const Conjunction& all, const ItemCounts& counts,
-                                 const Contained& contained) {
-  const uint32_t last = counts.last();
-  const uint32_t most = contained.max == kUnbounded ? contained.min : contained.max;
-  if (last > kMaxItems)
-    schema_error(all.schemas[0].path, "",
-                 fmt::format("minItems, maxItems and prefixItems of more than {} are not supported",
-                             kMaxItems));
-  if (uint64_t{last + 1} * (most + 1) > kMaxItemStates)
-    schema_error(contained.schema->path, "contains", "is too large with these numbers of items");
-  Graph graph;
-  graph.states = (last + 1) * (most + 1);
-  ExprId comma = rules_.comma();
-  auto add = [&](uint32_t from, uint32_t to, std::pair<ExprId, ExprId> items, bool first) {
-    auto [counted, other] = items;
-    for (uint32_t k = 0; k <= most; ++k) {
-      auto edge = [&](uint32_t next, ExprId one) {
-        graph.edges.push_back(
-            {from * (most + 1) + k, to * (most + 1) + next, first ? one : ir_.seq({comma, one})});
-      };
-      edge(k, other);
-      if (k < most) edge(k + 1, counted);
-    }
-  };
-  std::pair<ExprId, ExprId> rest{kNoExpr, kNoExpr};
-  if (last > counts.listed || counts.max == kUnbounded)
-    rest = counted_item(item(all, counts.listed), contained);
-  for (uint32_t i = 0; i < last; ++i)
-    add(i, i + 1, i < counts.listed ? counted_item(item(all, i), contained) : rest, i == 0);
-  if (counts.max == kUnbounded) add(last, last, rest, false);
-  for (uint32_t i = std::max(counts.min, 1u); i <= last; ++i)
-    for (uint32_t k = contained.min; k <= most; ++k) graph.finals.push_back(i * (most + 1) + k);
-  bool maybe_empty = counts.min == 0 && contained.min == 0;
-  return rules_.braces("[", ir_.add(std::move(graph)), "]", maybe_empty);
-}
-
-ExprId SchemaCompiler::array(const Conjunction& all) {
-  ItemCounts counts;
-  std::tie(counts.min, counts.max) = limits(all, "minItems", "maxItems");
-  if (counts.min > counts.max) return never(all, {"minItems"}, "is above maxItems");
-  const SchemaRef* unique = nullptr;
-  for (const SchemaRef& s : all.schemas) {
-    if (s.schema->get_bool("uniqueItems", false)) unique = &s;
-    if (const auto* prefix = document_.prefix_items(s))
-      counts.listed = std::max(counts.listed, static_cast<uint32_t>(prefix->size()));
-  }
-  for (uint32_t i = 0; i <= counts.listed; ++i)
-    if (item(all, i).never) counts.max = std::min(counts.max, i);
-  if (counts.min > counts.max)
-    return never(item(all, counts.max).never_path, "", "is false, but minItems needs it");
-  Contained contains = contained(all);
-  if (contains.min > std::min(counts.max, contains.max))
-    return never(contains.schema->path, "contains",
-                 "needs more items than maxItems or maxContains allows");
-  if (unique != nullptr && counts.max > 1) {
-    if (contains.schema != nullptr)
-      schema_error(contains.schema->path, "contains", "is not supported together with uniqueItems");
-    return unique_items(all, *unique, counts);
-  }
-  if (counts.max == 0) return ir_.bytes("[]");
-  return item_list(all, counts, contains);
 }
 
 }  // namespace tokamak::grammar

@@ -115,18 +115,17 @@ ExprId SchemaCompiler::other_member(const Conjunction& all, const std::vector<st
       const CharFsm& fsm = document_.pattern(patterns[i], path + "/patternProperties");
       keys = intersect(keys, (subset >> i & 1) != 0 ? fsm : complement(fsm));
     }
-    for (const SchemaRef& s : all.schemas) {
+    std::vector<bool> declared(all.schemas.size(), false);
+    for (size_t k = 0; k < all.schemas.size(); ++k) {
+      const SchemaRef& s = all.schemas[k];
       const Value* own = s.find("patternProperties");
-      bool matched = false;
       for (size_t i = 0; own != nullptr && i < patterns.size(); ++i)
         if (const Value* schema = own->find(patterns[i]); schema && (subset >> i & 1) != 0) {
           document_.add(value, *schema, s.path + "/patternProperties/" + patterns[i]);
-          matched = true;
+          declared[k] = true;
         }
-      const char* keyword;
-      const Value* rest = document_.additional_members(s, &keyword);
-      if (!matched && rest != nullptr) document_.add(value, *rest, s.path + "/" + keyword);
     }
+    document_.add_other_member(value, all, std::move(declared));
     if (value.never || is_empty(keys)) continue;
     ExprId key = ir_.seq({ir_.bytes("\""), json_expr_of(ir_, keys), ir_.bytes("\"")});
     parts.push_back(rules_.member(key, reference(value)));

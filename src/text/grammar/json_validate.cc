@@ -32,6 +32,8 @@ bool in_range(const Value& s, const char* least, const char* most, size_t size) 
          (high == nullptr || !high->is_number() || count <= high->as_double());
 }
 
+Conjunction alone(const SchemaRef& s) { return {false, {{s.schema, s.path, true, true}}}; }
+
 }  // namespace
 
 bool SchemaDocument::valid(const Value& value, const Value& schema, const std::string& path) const {
@@ -96,7 +98,8 @@ bool SchemaDocument::valid_scalar(const Value& value, const SchemaRef& s) const 
 }
 
 bool SchemaDocument::valid_members(const Value& value, const SchemaRef& s) const {
-  Conjunction own{false, {s}};
+  refuse_unevaluated(s, "unevaluatedProperties");
+  const Conjunction own = alone(s);
   if (const Value* names = s.find("required"); names != nullptr && names->is_array())
     for (const Value& n : names->as_array())
       if (n.is_string() && !value.has(n.as_string())) return false;
@@ -111,12 +114,11 @@ bool SchemaDocument::valid_members(const Value& value, const SchemaRef& s) const
 
 bool SchemaDocument::valid_items(const Value& value, const SchemaRef& s) const {
   const Value::Array& items = value.as_array();
-  const Value::Array* prefix = prefix_items(s);
-  auto [rest, keyword] = rest_items(s);
+  refuse_unevaluated(s, "unevaluatedItems");
+  const Conjunction own = alone(s);
   if (!in_range(*s.schema, "minItems", "maxItems", items.size())) return false;
   for (size_t i = 0; i < items.size(); ++i) {
-    const Value* schema = prefix != nullptr && i < prefix->size() ? &(*prefix)[i] : rest;
-    if (schema != nullptr && !valid(items[i], *schema, s.path + "/" + keyword)) return false;
+    if (!valid(items[i], item(own, i))) return false;
     for (size_t k = 0; k < i && s.schema->get_bool("uniqueItems", false); ++k)
       if (json_equal(items[i], items[k])) return false;
   }
