@@ -6,7 +6,7 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr int kMaxNegations = 20;  // inside of each other
+constexpr int kMaxNegations = 20;  // nested
 
 Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }
 Value only(const char* key, Value value) { return Value::Object{{key, std::move(value)}}; }
@@ -17,7 +17,7 @@ Value without_member(const std::string& name) {
   return of_type("object", "properties", Value::Object{{name, Value(false)}});
 }
 
-// All values but these; numbers are left out between bounds.
+// All values except these; numbers are excluded by ranges.
 Value none_of(const Value::Array& values) {
   Value::Array numbers, others;
   for (const Value& v : values) (v.is_number() ? numbers : others).push_back(v);
@@ -134,13 +134,13 @@ bool negate_keyword(const std::string& key, const Value& value, Negations& out, 
   return negate_bound(key, value, out);
 }
 
-// Members that the schema leaves open stay so in what is derived from it.
+// A schema that allows other members still allows them in the derived schema.
 void keep_open(const Value& schema, Value& derived) {
   if (schema.has("additionalProperties") || !schema.has("properties"))
     derived.set("additionalProperties", true);
 }
 
-// If the member is there, so is what depends on it.
+// `then` applies to objects that have the member.
 Value dependency(const Value& schema, const std::string& name, Value then) {
   Value missing = Value::Object{{"properties", Value::Object{{name, Value(false)}}}};
   keep_open(schema, missing);
@@ -149,7 +149,7 @@ Value dependency(const Value& schema, const std::string& name, Value then) {
   return any_of({std::move(missing), std::move(present)});
 }
 
-// What is derived opens no object that the schema itself closes.
+// A schema without other members has none in the derived schema either.
 void close_again(const Value& schema, Value& derived) {
   if (!schema.has("additionalProperties") && schema.has("properties")) close_members(derived);
 }
