@@ -1,5 +1,5 @@
-// tokamak bench breakeven: the acceptance from which drafts pay, as the cost model predicts it and
-// as it is measured with drafts of a known acceptance.
+// tokamak bench breakeven: the acceptance rate above which drafts pay off, as the cost model
+// predicts it and as it is measured with drafts of a known acceptance.
 #include "apps/bench_breakeven.h"
 
 #include <algorithm>
@@ -208,7 +208,7 @@ void add_bench_breakeven(CLI::App& bench) {
   auto f = std::make_shared<BreakevenFlags>();
   CLI::App* verb = bench.add_subcommand(
       "breakeven",
-      "the acceptance from which drafts pay: predicted by the cost model, and measured");
+      "the acceptance rate above which drafts pay off: predicted by the cost model, and measured");
   add_model_argument(*verb, f->model);
   verb->add_option("--tokens", f->tokens, "tokens per answer")
       ->check(CLI::Range(8, 1 << 16))

@@ -1,4 +1,5 @@
-// tokamak bench programs: programs against the same requests made independently of each other.
+// tokamak bench programs: time of generation programs, compared with the same requests sent
+// independently.
 #include "apps/bench_programs.h"
 
 #include <algorithm>
@@ -151,7 +152,8 @@ void run(const ProgramsFlags& f) {
 void add_bench_programs(CLI::App& bench) {
   auto flags = std::make_shared<ProgramsFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "programs", "programs against the same requests made independently of each other");
+      "programs",
+      "time of generation programs, compared with the same requests sent independently");
   add_model_argument(*verb, flags->model);
   verb->add_option("FILES", flags->files, "programs (docs/programs.md)")->required();
   verb->add_option("--repeat", flags->repeat, "rounds; the best one counts")

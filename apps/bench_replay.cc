@@ -112,7 +112,7 @@ void replay(ReplayFlags& f) {
 void add_bench_replay(CLI::App& bench) {
   auto f = std::make_shared<ReplayFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "replay", "a trace of requests through the whole engine, under virtual time");
+      "replay", "run a trace of requests through the whole engine, in virtual time");
   verb->add_option("trace", f->trace, "Azure .csv or Mooncake .jsonl")
       ->required()
       ->check(CLI::ExistingFile);

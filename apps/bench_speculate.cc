@@ -250,7 +250,8 @@ void add_bench_speculate(CLI::App& bench) {
   verb->add_option("--repeat", f->repeat, "rounds; the median time is used")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  verb->add_option("--temperature", f->temperature, "of the sampling")->check(CLI::Range(0.0, 2.0));
+  verb->add_option("--temperature", f->temperature, "sampling temperature")
+      ->check(CLI::Range(0.0, 2.0));
   verb->add_flag_callback(
       "--no-adaptive", [f] { f->adaptive = false; }, "always draft as many as allowed");
   verb->add_flag("--json", f->json, "print the rows as JSON");

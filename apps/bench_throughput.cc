@@ -150,7 +150,7 @@ void throughput(const ThroughputFlags& f) {
 void add_bench_throughput(CLI::App& bench) {
   auto f = std::make_shared<ThroughputFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "throughput", "many prompts at once through the engine, without a server");
+      "throughput", "run many prompts at once through the engine, without a server");
   add_model_argument(*verb, f->model);
   verb->add_option("--requests", f->requests, "prompts")
       ->check(CLI::Range(1, 1 << 20))

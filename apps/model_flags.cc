@@ -46,7 +46,7 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
                   "or what a bundle was compiled for");
   verb.add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
                   "--backend cuda: share of the GPU's memory to use, e.g. 0.9; the KV cache gets "
-                  "what the model leaves of it (default: the cache has its usual size)");
+                  "what remains after the model (default: the cache has its usual size)");
   verb.add_option("--quantization", options.quantization,
                   "--backend cuda: fp8 = decode steps of up to 8 sequences read bf16 weights as "
                   "FP8 (E4M3, a scale per row), which are kept beside them");
@@ -142,9 +142,9 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
                   "(-1 = off)");
   verb.add_option("--xtc-probability", options.xtc_probability,
                   "how often XTC drops the likeliest tokens (0 = off)");
-  verb.add_option(
-      "--xtc-threshold", options.xtc_threshold,
-      "XTC drops all but the last of the tokens from this probability on (default: 0.1)");
+  verb.add_option("--xtc-threshold", options.xtc_threshold,
+                  "XTC drops the tokens with at least this probability, except the least likely of "
+                  "them (default: 0.1)");
   verb.add_option("--dynatemp-range", options.dynatemp_range,
                   "how far the entropy moves the temperature, in both directions (0 = off)");
   verb.add_option("--dynatemp-exponent,--dynatemp-exp", options.dynatemp_exponent,
@@ -152,13 +152,14 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--min-tokens", options.min_tokens,
                   "end-of-text tokens are not chosen before this many tokens");
   verb.add_option("--repeat-last-n", options.repeat_last_n,
-                  "how many tokens penalties count (-1 = all)");
+                  "how many of the last tokens the penalties consider (-1 = all)");
   verb.add_option("--repetition-penalty", options.repetition_penalty,
                   "make tokens that occurred before less likely (1 = off)");
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
-  verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "subtract this from the logit of a token for each time the answer has it");
+  verb.add_option(
+      "--frequency-penalty", options.frequency_penalty,
+      "subtract this from the logit of a token once for each time it occurs in the answer so far");
   verb.add_option("--mirostat", options.mirostat,
                   "Mirostat 1 or 2 instead of top-k, top-p and min-p (0 = off)");
   verb.add_option("--mirostat-tau,--mirostat-ent", options.mirostat_tau,

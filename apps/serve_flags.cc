@@ -104,7 +104,8 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(int64_t{60}, int64_t{1} << 40))
       ->capture_default_str();
   verb.add_option("--batch-max-files", flags.batches.max_files,
-                  "files of all clients that are kept; further uploads and batches get status 429")
+                  "maximum number of stored files, of all clients together; further uploads and "
+                  "batches get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   verb.add_option("--request-log", flags.request_log,

@@ -7,7 +7,7 @@ OLD and NEW are git commits, or folders with a release build. A commit is cloned
 with --latency also `tokamak`); what is already built is not built again. Each runs tests/numerics/logit_bits.cc over the models
 (default: the tiny models of the tests, written to FOLDER): logits of prefill in chunks, mixed steps and decode, the KV cache where the commit can read it back, and a
 greedy answer, for cpu and ref, activations auto and f32, KV f32, f16 and int8. A commit without that program gets this tree's.
---latency runs `tokamak bench latency` of both in turn and prints medians. Exits with 1 if any line differs.
+--latency runs `tokamak bench latency` of both in turn and prints medians. Exits with 1 if any line differs, or if no line was compared.
 """
 import argparse
 import json
@@ -18,6 +18,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = "tests/numerics/logit_bits.cc"
+PLACES = {"logit_bits": "tests/numerics/logit_bits", "tokamak": "tokamak"}  # targets in a build folder
 TARGET = """
 add_executable(logit_bits EXCLUDE_FROM_ALL logit_bits.cc model_runner.cc)
 target_include_directories(logit_bits PRIVATE ${PROJECT_SOURCE_DIR})
@@ -28,8 +29,15 @@ target_link_libraries(logit_bits PRIVATE tk_compile tk_backend)
 def build(what, work, targets, jobs):
     """The folder of a release build of a commit, or of a folder that has one."""
     if (folder := pathlib.Path(what)).is_dir():
+        for target in targets:
+            if not (folder / PLACES[target]).exists():
+                sys.exit(f"{folder} has no {PLACES[target]}: cmake --build {folder} --target {target}")
         return folder.resolve()
-    commit = subprocess.check_output(["git", "-C", ROOT, "rev-parse", "--short=12", what + "^{commit}"], text=True).strip()
+    found = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", what + "^{commit}"], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True)
+    if found.returncode != 0:
+        sys.exit(f"{what} is neither a folder nor a commit")
+    commit = found.stdout.strip()
     tree = work / commit
     if not tree.exists():
         subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", ROOT, tree], check=True)
@@ -52,7 +60,7 @@ def tiny_models(folder):
 
 def bits(build_folder, model):
     """{backend, activations, KV type: {logits, kv, text}} or the error that the program printed."""
-    program = build_folder / "tests/numerics/logit_bits"
+    program = build_folder / PLACES["logit_bits"]
     out, lines = subprocess.run([program, model], stdout=subprocess.PIPE, text=True, check=True).stdout, {}
     for line in out.splitlines():
         head, _, text = line.partition(" | ")
@@ -86,7 +94,7 @@ def compare_bits(old, new, models):
     print(f"{equal} lines equal, {len(different)} different, {only_new} that only NEW computes, {errors} that neither does")
     for line in different:
         print("  " + line)
-    return different
+    return equal > 0 and not different
 
 
 def compare_speed(old, new, model, rounds):
@@ -110,7 +118,7 @@ def main():
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("--work", type=pathlib.Path, required=True)
-    parser.add_argument("--models", type=pathlib.Path, nargs="*", help="files and folders; default: the tiny models")
+    parser.add_argument("--models", type=pathlib.Path, nargs="+", help="files and folders; default: the tiny models")
     parser.add_argument("--latency", type=pathlib.Path, help="also compare the speed of this model")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
@@ -119,10 +127,10 @@ def main():
     work = args.work.resolve()
     targets = ["logit_bits"] + (["tokamak"] if args.latency else [])
     old, new = (build(what, work, targets, args.jobs) for what in (args.old, args.new))
-    different = compare_bits(old, new, args.models if args.models is not None else tiny_models(work / "tiny_models"))
+    same = compare_bits(old, new, args.models if args.models is not None else tiny_models(work / "tiny_models"))
     if args.latency:
         compare_speed(old, new, args.latency, args.rounds)
-    sys.exit(1 if different else 0)
+    sys.exit(0 if same else 1)
 
 
 if __name__ == "__main__":

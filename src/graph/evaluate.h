@@ -103,6 +103,7 @@ double random_value(Rng& rng, Values kind);
 // The numbers that Values::kEach takes.
 enum class SpecialNumbers : uint8_t {
   kSome,      // a short list
+  kStated,    // the module's numbers
   kCombined,  // all combinations of the module's numbers and what they give
   kInverted,  // what an elementary function takes to one of the module's numbers
 };

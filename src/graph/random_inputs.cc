@@ -14,13 +14,6 @@
 namespace tokamak {
 namespace {
 
-float rounded(DType dtype, double value) {
-  auto v = static_cast<float>(value);
-  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
-  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
-  return v;
-}
-
 constexpr int64_t kMostOlder = 1 << 18;  // elements of a plane, for long sequences
 
 class InputMaker {
@@ -85,10 +78,10 @@ class InputMaker {
     static constexpr std::array kFinite = {0.0, 1.0, -1.0, 2.0, -0.5, 3.0, 1e4, -1e-4};
     static constexpr std::array kNasty = {
         0.0, -0.0, 1.0, -2.0, kInf, -kInf, 0.5, 1e-40, std::numeric_limits<double>::quiet_NaN()};
-    if (kind_ == Values::kEach && hints_.special == SpecialNumbers::kCombined)
-      enumerate<double>(t.f, special_);
-    else if (kind_ == Values::kEach && hints_.special == SpecialNumbers::kInverted)
+    if (kind_ == Values::kEach && hints_.special == SpecialNumbers::kInverted)
       for (double& v : t.f) v = special_[rng_.below(special_.size())];
+    else if (kind_ == Values::kEach && hints_.special != SpecialNumbers::kSome)
+      enumerate<double>(t.f, special_);
     else if (kind_ == Values::kEach)
       enumerate<double>(t.f, kFinite);
     else if (kind_ == Values::kEachNasty)
@@ -102,7 +95,7 @@ class InputMaker {
                         : dtype == DType::kF16  ? 65504
                         : dtype == DType::kBF16 ? 3.38e38
                                                 : std::numeric_limits<float>::max();
-    for (double& v : t.f) v = rounded(dtype, std::clamp(v, -most, most));
+    for (double& v : t.f) v = round_to(dtype, std::clamp(v, -most, most));
     return t;
   }
 
@@ -120,10 +113,19 @@ class InputMaker {
         if (std::abs(whole + by) < 0x1p31)
           special_integers_.push_back(static_cast<int32_t>(whole + by));
     };
-    bool inverted = hints_.special == SpecialNumbers::kInverted;
-    for (double v : inverted ? inverted_numbers(found) : combined_numbers(found)) add(v);
-    if (hints_.special == SpecialNumbers::kSome) return;
-    for (double v : {0.0, 1.0, -1.0}) add(v);
+    if (hints_.special == SpecialNumbers::kStated) {
+      for (double v : found)
+        if (std::isfinite(v)) special_.push_back(v);
+      for (double v : special_)
+        if (std::abs(v) < 0x1p31) special_integers_.push_back(static_cast<int32_t>(v));
+      special_.push_back(0);
+      special_integers_.push_back(0);
+    } else {
+      bool inverted = hints_.special == SpecialNumbers::kInverted;
+      for (double v : inverted ? inverted_numbers(found) : combined_numbers(found)) add(v);
+      if (hints_.special == SpecialNumbers::kSome) return;
+      for (double v : {0.0, 1.0, -1.0}) add(v);
+    }
     sort_unique(special_);
     sort_unique(special_integers_);
   }
@@ -133,10 +135,13 @@ class InputMaker {
     values.erase(std::unique(values.begin(), values.end()), values.end());
   }
 
-  // The first input advances with every element, the next one when the first starts again.
+  // The first input advances with every element, the next one when the first starts again; those
+  // for which there are too few elements are random.
   template <class T>
   void enumerate(std::vector<T>& values, std::span<const T> list) {
-    for (size_t j = 0; j < values.size(); ++j) values[j] = list[j / stride_ % list.size()];
+    for (size_t j = 0; j < values.size(); ++j)
+      values[j] =
+          list[(stride_ < values.size() ? j / stride_ : rng_.below(list.size())) % list.size()];
     stride_ = std::min<size_t>(stride_ * list.size(), 1 << 20);
   }
 

@@ -87,7 +87,7 @@ class InstanceMaker {
       return;
     }
     static constexpr size_t kRanks[] = {0, 1, 1, 2, 2, 3, 3, 4};
-    size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(4)
+    size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(6)
                   : equal_ > 0                     ? 2 + rng_.below(2)
                                                    : kRanks[rng_.below(8)];
     std::vector<int64_t> named;  // so that variables with and without a shape fit together
@@ -113,7 +113,7 @@ class InstanceMaker {
           match_.bind(item.name, stretched(item.name, item.name == flat ? kFlatExtent : extent()));
         if (item.kind == ShapeItem::Kind::kSplat && !match_.find(item.name)) {
           Value dims = Value::array();
-          uint64_t most = style_.extents == Extents::kDeep ? 6 : 3;
+          uint64_t most = style_.extents == Extents::kDeep ? 8 : 3;
           for (size_t n = rng_.below(most); n > 0; --n) dims.push(extent());
           match_.bind(item.name, dims);
         }
@@ -177,6 +177,9 @@ class InstanceMaker {
       return choose((rng_.below(2) ? 1 : -1) *
                     std::ldexp(1.0, static_cast<int>(rng_.below(7)) - 3));
     double plain = kPlain[rng_.below(std::size(kPlain))];
+    static constexpr int kPowers[] = {-98, -60, -20, 20, 60, 98};  // whose products underflow
+    if (asks(rule_, "pow2") && rng_.below(2))
+      return choose(std::ldexp(1.0, kPowers[rng_.below(std::size(kPowers))]));
     if (!literals_.empty() && rng_.below(2)) plain = literals_[rng_.below(literals_.size())];
     return choose(style_.nasty ? random_value(rng_, Values::kNasty) : plain);
   }

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "tensor/block_formats.h"
+#include "graph/special_numbers.h"
 
 namespace tokamak {
 namespace {
@@ -20,8 +20,9 @@ constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // instances without which a rule counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
-constexpr double kLeastRange = 50;  // that a stated range contains, in both directions
-constexpr size_t kMostNamed = 15;   // extents of the rule's text that are tried
+// What a stated range contains, in both directions; an assumed one, more than models compute.
+constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
+constexpr size_t kMostNamed = 15;  // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
 constexpr double kHugeExtent = 513;   // usual instances have no longer axis
 constexpr double kLongest = 1 << 20;  // axis that is made to pass a number of the instance
@@ -46,13 +47,6 @@ bool is_small(const Function& fn, int64_t most) {
 }
 
 bool has_number(const RuleTerm& t) { return t.kind == RuleTerm::Kind::kNumber && t.near; }
-
-float round_to(DType dtype, double value) {
-  auto v = static_cast<float>(value);
-  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
-  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
-  return v;
-}
 
 struct Trial {  // how one instance is made and compared
   InstanceStyle style;
@@ -163,9 +157,9 @@ class Verifier {
         const RuleExpr& number = sign < 0 ? e.args.at(0) : e;
         return number.value.is_number() ? sign * number.value.as_double() : 0.0;
       };
-      if (end(v.range->first) > -kLeastRange || end(v.range->second) < kLeastRange)
-        return fmt::format("the range of {} does not contain {}..{}", v.name, -kLeastRange,
-                           kLeastRange);
+      const double least = v.assumed ? kLeastAssumed : kLeastRange;
+      if (end(v.range->first) > -least || end(v.range->second) < least)
+        return fmt::format("the range of {} does not contain {}..{}", v.name, -least, least);
     }
     return "";
   }
@@ -201,7 +195,8 @@ class Verifier {
       special.style.extents = Extents::kFlat;
       special.values = Values::kEach;
       special.name = "special";
-      for (SpecialNumbers kind : {SpecialNumbers::kCombined, SpecialNumbers::kInverted}) {
+      for (SpecialNumbers kind :
+           {SpecialNumbers::kStated, SpecialNumbers::kCombined, SpecialNumbers::kInverted}) {
         special.special = kind;
         out.push_back(special);
       }
@@ -488,7 +483,17 @@ class Verifier {
 }  // namespace
 
 RuleVerdict verify_rule(const RewriteRule& rule, const VerifyEffort& effort) {
-  return Verifier(rule, effort).run();
+  RuleVerdict verdict = Verifier(rule, effort).run();
+  VerifyEffort next = effort;
+  for (int round = 1; round < effort.rounds && verdict.accepted; ++round) {
+    next.seed = Rng(next.seed).next_u64();
+    RuleVerdict more = Verifier(rule, next).run();
+    more.instances += verdict.instances;
+    more.tries += verdict.tries;
+    more.in_field += verdict.in_field;
+    verdict = std::move(more);
+  }
+  return verdict;
 }
 
 }  // namespace tokamak

@@ -3,7 +3,16 @@
 #include <cmath>
 #include <numbers>
 
+#include "tensor/block_formats.h"
+
 namespace tokamak {
+
+float round_to(DType dtype, double value) {
+  auto v = static_cast<float>(value);
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
+  return v;
+}
 
 std::vector<double> combined_numbers(const std::set<double>& numbers) {
   std::vector<double> out;
@@ -19,12 +28,29 @@ std::vector<double> combined_numbers(const std::set<double>& numbers) {
   return out;
 }
 
+namespace {
+
+// Where an increasing function has the value y.
+template <class F>
+double solve(F f, double y, double lo, double hi) {
+  for (int step = 0; step < 80; ++step) {
+    double middle = lo + (hi - lo) / 2;
+    (f(middle) < y ? lo : hi) = middle;
+  }
+  return hi;
+}
+
+}  // namespace
+
 std::vector<double> inverted_numbers(const std::set<double>& numbers) {
   std::vector<double> out;
   for (double a : numbers)
-    for (double v :
-         {std::asin(a), std::numbers::pi - std::asin(a), std::acos(a), -std::acos(a), std::atanh(a),
-          std::log(a), std::exp(a), 1 / a, 1 / (a * a), std::log(a / (1 - a))}) {
+    for (double v : {std::asin(a), std::numbers::pi - std::asin(a), std::acos(a), -std::acos(a),
+                     std::atanh(a), std::log(a), std::exp(a), 1 / a, 1 / (a * a),
+                     std::log(a / (1 - a)), solve([](double x) { return std::erf(x); }, a, -6, 6),
+                     solve([](double x) { return x / (1 + std::exp(-x)); }, a, -1.2, 100),
+                     solve([](double x) { return x / 2 * std::erfc(-x / std::numbers::sqrt2); }, a,
+                           -0.7, 100)}) {
       if (!std::isfinite(v)) continue;
       auto near = static_cast<float>(v);
       for (float f : {near, std::nextafterf(near, -INFINITY), std::nextafterf(near, INFINITY)})

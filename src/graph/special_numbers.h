@@ -3,14 +3,18 @@
 #include <set>
 #include <vector>
 
+#include "tensor/dtype.h"
+
 namespace tokamak {
 
 // The numbers, those on both sides of them, and what gives one of them when it is squared,
 // multiplied or added.
 std::vector<double> combined_numbers(const std::set<double>& numbers);
 
-// What an elementary function takes to one of them (asin, log, 1/x ...), with the neighbours in
-// float32: one of these is often exact.
+// What an elementary function takes to one of them (asin, log, 1/x, the inverse of erf ...), with
+// the neighbours in float32: one of these is often exact.
 std::vector<double> inverted_numbers(const std::set<double>& numbers);
+
+float round_to(DType dtype, double value);  // f32, f16 or bf16
 
 }  // namespace tokamak

@@ -109,7 +109,7 @@ SymExpr combine_flops(std::span<const Type> in, std::span<const Type>) {
   return in[0].tensor.elements() * 2;
 }
 
-// As many experts as there are rows, or all, have rows.
+// Rows are spread over as many experts as possible.
 int32_t even_offset(int64_t e, int64_t n, int64_t rows) {
   return static_cast<int32_t>(e * rows / std::max<int64_t>(1, n - 1));
 }

@@ -82,7 +82,7 @@ void BundleFile::parse() {
   uint64_t size = bytes_.size();
   if (size < sizeof kBundleMagic ||
       std::memcmp(bytes_.data(), kBundleMagic, sizeof kBundleMagic) != 0)
-    fail(ErrorCode::kCorrupt, "{} is not a bundle: its first bytes are not those of one", name_);
+    fail(ErrorCode::kCorrupt, "{} is not a bundle: its first bytes are wrong", name_);
   if (size < sizeof(FileHeader)) damaged(fmt::format("its {} bytes are less than a header", size));
   auto header = load<FileHeader>(bytes_, 0);
   if (header.version != kBundleVersion)

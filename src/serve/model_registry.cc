@@ -61,12 +61,14 @@ ModelRegistry::Slot& ModelRegistry::slot(const std::string& name) const {
   fail(ErrorCode::kNotFound, "The model '{}' does not exist.", name);
 }
 
-// The registry wakes when the last copy of the result goes.
+// Releasing the last copy of the result wakes the registry.
 std::shared_ptr<const ServedModel> ModelRegistry::lend(const Slot& slot) const {
   if (!slot.load) return slot.model;
   return {slot.model.get(), [signal = signal_, held = slot.model](const ServedModel*) mutable {
             held.reset();
-            { std::lock_guard lock(signal->mutex); }  // the registry waits, or has not looked yet
+            {
+              std::lock_guard lock(signal->mutex);
+            }  // the registry either waits already or will see it
             signal->changed.notify_all();
           }};
 }
@@ -128,7 +130,9 @@ void ModelRegistry::when_loaded(const std::string& name, Then then) {
 
 void ModelRegistry::unload(const std::string& name) {
   Slot& found = slot(name);
-  if (!found.load) fail(ErrorCode::kUnsupported, "The model '{}' stays loaded.", found.name);
+  if (!found.load)
+    fail(ErrorCode::kUnsupported, "The model '{}' cannot be unloaded: it is not loaded on demand.",
+         found.name);
   std::lock_guard lock(mutex_);
   found.leaving = found.model != nullptr;
   changed_.notify_all();
@@ -148,8 +152,8 @@ ModelRegistry::Slot* ModelRegistry::least_recent(const Slot* except) {
   return best;
 }
 
-// Chooses models that must go for `wanted`, before it is loaded and after, when its size is known;
-// true: there is room now.
+// Chooses models to unload so that `wanted` fits: before it is loaded, and again when its size is
+// known. True: there is room now.
 bool ModelRegistry::make_room(const Slot& wanted) {
   int64_t loaded = 1, leaving = 0;
   uint64_t bytes = wanted.bytes, freed = 0;
@@ -163,8 +167,7 @@ bool ModelRegistry::make_room(const Slot& wanted) {
   if (!exceeded(loaded, bytes)) return true;
   while (exceeded(loaded - leaving, bytes - freed)) {
     Slot* victim = least_recent(&wanted);
-    if (victim == nullptr)
-      return leaving == 0;  // it is larger than the limit, or has the room soon
+    if (victim == nullptr) return leaving == 0;  // larger than the limit, or room will be free soon
     victim->leaving = true;
     ++leaving;
     freed += victim->bytes;
@@ -172,13 +175,13 @@ bool ModelRegistry::make_room(const Slot& wanted) {
   return false;
 }
 
-// Also those that were not used for a while.
+// Unloads the chosen models, and those that have been idle for too long.
 void ModelRegistry::remove_unused(std::unique_lock<std::mutex>& lock) {
   std::vector<std::shared_ptr<const ServedModel>> removed;
   const auto now = Clock::now();
   for (Slot& slot : slots_) {
     if (slot.model == nullptr || !slot.load) continue;
-    // References are lent under the lock only, so 1 stays 1.
+    // References are only given out under the lock, so a count of 1 does not change here.
     const bool used = slot.model.use_count() > 1;
     if (used) slot.last_use = now;
     if (limits_.idle.count() > 0 && now - slot.last_use >= limits_.idle) slot.leaving = true;

@@ -1,6 +1,6 @@
 #pragma once
-// Which outputs of a step choose tokens, from what, and which of them hold: histories, masks that
-// come late, drafts that are accepted along a path. The tokens themselves are chosen by the
+// Decides which outputs of a step choose tokens and which of these are accepted: histories, masks
+// that arrive late, paths of accepted drafts. The tokens themselves are chosen by the
 // function "sample" of the plan; without one, by the host (token_chooser.h).
 //
 // Noise is keyed: the Gumbel noise of a token is a function of (seed, choice, position, token), so

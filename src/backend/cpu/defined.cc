@@ -20,8 +20,8 @@ class Defined final : public CpuOp {
         outputs_(site.out.size()) {
     for (const Tensor& t : site.out)
       if (t.dtype != DType::kF32 && t.dtype != DType::kI32)
-        fail(ErrorCode::kUnsupported, "{}: {} gives f32 and i32, not {}", site.label,
-             site.kernel->name, dtype_name(t.dtype));
+        fail(ErrorCode::kUnsupported, "{}: {} supports only f32 and i32 results, not {}",
+             site.label, site.kernel->name, dtype_name(t.dtype));
   }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     if (c.thread != 0) return;

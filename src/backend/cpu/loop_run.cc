@@ -87,7 +87,7 @@ LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const K
   static_assert(sizeof(Place) == 16);
 }
 
-// Element of column 0; -1: the row is not there.
+// Element of column 0; -1: there is no such row.
 int64_t LoopRunner::row_start(const BoundAccess& b, int32_t by) const {
   int64_t start = bounds_.row_offset(b, row_);
   if (by < 0) return start;
@@ -188,7 +188,7 @@ void LoopRunner::run_row(int64_t row, uint8_t* const* to) {
 void LoopRunner::run_step(const LoopStep& s, int64_t column, int64_t n) {
   switch (s.kind) {
     case Kind::kUnary:
-      if (n == 1 && s.op == LoopCode::kRsqrt) {  // rounded alike, without a vector
+      if (n == 1 && s.op == LoopCode::kRsqrt) {  // same rounding as the vector kernel
         *f32(s.to, column) = 1.0f / std::sqrt(*f32(s.in[0], column));
         return;
       }
@@ -284,7 +284,7 @@ void LoopRunner::run_generic(const LoopStep& s, int64_t column, int64_t n) {
                             i32(s.to, column), n);
       return compare_loop(s.op, f32(s.in[0], column), step[0], f32(s.in[1], column), step[1],
                           i32(s.to, column), n);
-    case loop::OpKind::kSelect: {  // bits, whatever they are
+    case loop::OpKind::kSelect: {  // copies bits of any type
       const int32_t *c = i32(s.in[0], column), *a = i32(s.in[1], column), *b = i32(s.in[2], column);
       int32_t* y = i32(s.to, column);
       for (int64_t j = 0; j < n; ++j) y[j] = c[j * step[0]] != 0 ? a[j * step[1]] : b[j * step[2]];

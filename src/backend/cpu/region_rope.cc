@@ -29,7 +29,7 @@ class RopeRegion final : public CpuOp {
     for (const Turn& t : turns_) widest_ = std::max(widest_, t.heads * t.width);
     for (const Turn& t : turns_)
       if (t.norm) norm_bytes_ = std::max(norm_bytes_, t.norm->scratch_bytes());
-    // Heads are cut together where every tensor has a multiple of the state's.
+    // Heads are divided among threads where every tensor has a multiple of the state's heads.
     heads_ = state_->heads();
     for (const Turn& t : turns_)
       if (t.heads % heads_ != 0) heads_ = 1;

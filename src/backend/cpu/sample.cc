@@ -108,8 +108,9 @@ class ChooseTokens final : public RowsOfTokens {
     }
     for (const Use& use : uses_) whole = whole && use.input < region.inputs;
     if (!whole || x_ >= region.inputs)
-      fail(ErrorCode::kUnsupported, "{}: {} takes the last stages of sampling in their order",
-           site.label, site.kernel->name);
+      fail(ErrorCode::kUnsupported,
+           "{}: {} supports only the last sampling stages, in their usual order", site.label,
+           site.kernel->name);
   }
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {

@@ -57,8 +57,8 @@ void set_form(const WeightEntry& entry, Weight& w) {
   size_t rank = entry.dims.size();
   if (rank < 2 || rank > 3 || is_integer(entry.dtype))
     fail(ErrorCode::kUnsupported,
-         "weight {}: layout {} is for matrices of numbers and stacks of them", entry.name,
-         entry.layout);
+         "weight {}: layout {} supports only floating-point matrices and stacks of them",
+         entry.name, entry.layout);
   w.groups = rank == 3 ? entry.dims[0] : 1;
   w.n = entry.dims[rank - 2];
   w.k = entry.dims[rank - 1];

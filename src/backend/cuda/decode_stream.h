@@ -86,7 +86,7 @@ class DecodeStream {
  public:
   DecodeStream(const Device& device, const void* cubin, const DecoderShape& shape,
                const DecoderWeights& weights, int max_batch);
-  // Throws kUnsupported where it cannot be made; of the weights, their types count.
+  // Throws kUnsupported where it cannot be created; only the types of the weights matter.
   // multiprocessors, shared_memory: of the device.
   static void check_fits(int multiprocessors, int shared_memory, const DecoderShape& shape,
                          const DecoderWeights& weights, int max_batch);

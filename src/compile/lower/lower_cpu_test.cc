@@ -55,7 +55,7 @@ class OpRunner {
     context.scratch_bytes = bytes;
     in.resize(std::max<size_t>(in.size(), 10));
     made->bind(in.data(), out.data(), context);
-    for (int step = 0; step < 2; ++step)  // the second finds nothing of the first
+    for (int step = 0; step < 2; ++step)  // the second must not depend on the first
       run_call(*made, in.data(), out.data(), context, pool_);
     return true;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Packing by placing one buffer after the other: fast, without any promise.
+// Packing by placing one buffer after the other: fast, but not optimal.
 #include <functional>
 
 #include "compile/planner/pack.h"

@@ -13,8 +13,9 @@
 namespace tokamak {
 namespace {
 
+// `out_rows` is not one of them: the step has one row, which holds all values of the result.
 bool is_step_input(std::string_view name) {
-  for (std::string_view known : {"ids", "pos", "seq", "slot", "q_start", "kv_len", "out_rows"})
+  for (std::string_view known : {"ids", "pos", "seq", "slot", "q_start", "kv_len"})
     if (name == known) return true;
   return false;
 }
@@ -32,9 +33,6 @@ class ConcreteRun {
   }
 
   std::vector<float> run(const std::string& result, int64_t elements) {
-    auto rows = static_cast<int64_t>(step_.out_rows.size());
-    if (elements % rows != 0)
-      fail(ErrorCode::kUnsupported, "result {} of {} values for {} rows", result, elements, rows);
     Module m = module_.clone();
     m.symbols.clear();
     for (WeightDecl& w : m.weights)
@@ -42,11 +40,11 @@ class ConcreteRun {
     std::set<std::string> bodies = body_names(m);
     std::erase_if(m.functions, [&](const auto& f) { return !bodies.contains(f->name()); });
     Function& fn = m.add_function("step");
-    copy(m, fn, result, rows, elements / rows);
+    copy(m, fn, result, elements);
     PlanSet set;
     set.model = m.name;
     set.backend = backend_.name();
-    set.hidden = elements / rows;
+    set.hidden = elements;
     set.context = 1 << 20;
     LoadOptions load;
     declare(m, set, load);
@@ -90,9 +88,8 @@ class ConcreteRun {
       auto it = inputs_.tensors.find(name);
       to = it == inputs_.tensors.end() ? std::move(otherwise) : it->second.i;
     };
-    take("out_rows", step_.out_rows, {0});
-    auto rows =
-        static_cast<size_t>(*std::max_element(step_.out_rows.begin(), step_.out_rows.end()) + 1);
+    step_.out_rows = {0};
+    size_t rows = 1;
     for (const char* name : {"ids", "pos", "slot"})
       if (auto it = inputs_.tensors.find(name); it != inputs_.tensors.end())
         rows = std::max(rows, it->second.i.size());
@@ -115,7 +112,7 @@ class ConcreteRun {
     }
   }
 
-  void copy(Module& m, Function& fn, const std::string& result, int64_t rows, int64_t width) {
+  void copy(Module& m, Function& fn, const std::string& result, int64_t elements) {
     std::vector<std::vector<Ref>> now(source_->nodes().size());
     std::vector<bool> needed = needed_nodes(*source_);
     for (NodeId id = 0; id < now.size(); ++id) {
@@ -140,9 +137,9 @@ class ConcreteRun {
       if (r.name != result) continue;
       if (fn.node(ref.node).op->tier == Tier::kStructural)  // a plan returns the output of a kernel
         ref = fn.add("scale", {ref}, Value::Object{{"value", 1.0}});
-      ref = fn.add(
-          "reshape", {ref},
-          Value::Object{{"dims", Value::Array{rows, width}}, {"axes", Value::Array{"r", "d"}}});
+      ref = fn.add("reshape", {ref},
+                   Value::Object{{"dims", Value::Array{int64_t{1}, elements}},
+                                 {"axes", Value::Array{"r", "d"}}});
       fn.set_result("hidden", ref);
     }
   }

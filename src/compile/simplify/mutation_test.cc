@@ -280,16 +280,19 @@ void expect_refused(const std::string& group, int instances) {
   const std::set<std::string> valid = valid_changes();
   for (const RewriteRule& rule :
        parse_rules(read_text_file(fmt::format("{}/{}.rules", TK_SIMPLIFY_DIR, group)))) {
+    if (const char* only = std::getenv("TK_MUTATION_RULE"); only && rule.name != only) continue;
     rules.insert(rule.name);
     for (const Mutant& m : Mutator(rule).run()) {
       std::string name = fmt::format("{}, {}", rule.name, m.change);
       if (++mutants % kStride != 0 || (effort_factor() > 1 && !valid.contains(name))) continue;
       VerifyEffort effort;
+      effort.rounds = 1;
       effort.instances = instances * effort_factor();
       effort.tries = effort.instances * 25 / 2;
       if (!verify_rule(m.rule, effort).accepted) continue;
       effort.instances *= 3;  // few instances may have missed a change that is not listed
       effort.tries *= 3;
+      effort.rounds = 3;
       if (!valid.contains(name) && !verify_rule(m.rule, effort).accepted) continue;
       ++accepted;
       EXPECT_TRUE(valid.contains(name)) << "accepted: " << name;
@@ -302,7 +305,7 @@ void expect_refused(const std::string& group, int instances) {
     }
   fmt::print("{}: {} changes of {} rules, {} refused, {} hold\n", group, mutants, rules.size(),
              mutants - accepted, accepted);
-  EXPECT_GT(mutants, static_cast<int>(rules.size()));
+  EXPECT_GE(mutants, static_cast<int>(rules.size()));
 }
 
 // Rules that move data have counterexamples in few shapes; they are small, so more are tried.

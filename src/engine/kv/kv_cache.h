@@ -42,7 +42,7 @@ struct PrefixHit {
   bool wait = false;   // another sequence is computing more of it
   struct Group {
     int64_t first = 0;                // first logical block that the sequence can see
-    std::vector<BlockHandle> blocks;  // from it on; the last one may be covered partly
+    std::vector<BlockHandle> blocks;  // from `first` on; the last may be covered partly
     int64_t cached = 0;               // of them: used by no sequence yet
     int64_t shared = 0;               // of them: fully covered, so not copied
   };

@@ -217,7 +217,7 @@ http::Response BatchApi::content(const Request& request) const {
 http::Response BatchApi::remove_file(const Request& request) {
   const std::string& id = request.parameter;
   if (!files_.find(owner(request), id))
-    no_such("file", id);  // of others: not even whether it is used
+    no_such("file", id);  // does not reveal whether another client has it
   if (runner_.uses(id))
     throw ApiError(409, "The file is the input of a batch that has not ended.", "id",
                    "file_in_use");

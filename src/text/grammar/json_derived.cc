@@ -6,7 +6,7 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr int kMaxNegations = 20;  // inside of each other
+constexpr int kMaxNegations = 20;  // nested
 constexpr int kMaxNegated = 500;   // schemas of one negation
 
 Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }

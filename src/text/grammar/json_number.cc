@@ -155,8 +155,8 @@ CharFsm multiples_of(const Decimal& divisor) {
   auto places = static_cast<uint32_t>(divisor.fraction.size());
   if (digits.size() > 5 || places > kMaxDivisorDigits ||
       static_cast<uint32_t>(std::stoi(digits)) > kMaxDivisor)
-    fail(ErrorCode::kInvalidArgument,
-         "has too many digits; at most {} different remainders are possible", kMaxDivisor);
+    fail(ErrorCode::kInvalidArgument, "has too many digits; divisors up to {} are supported",
+         kMaxDivisor);
   return multiples(static_cast<uint32_t>(std::stoi(digits)), places);
 }
 
