@@ -118,9 +118,11 @@ template <int F>
 void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
   if constexpr (F == kFQ4_0 || F == kFQ4_1 || F == kFQ8_0) {
     if (rows <= 2)
-      qtile<F, false>(panel, x, blocks, out);
+      qtile<F, 2>(panel, x, blocks, out);
+    else if (rows == 3)
+      qtile<F, 3>(panel, x, blocks, out);
     else
-      qtile<F, true>(panel, x, blocks, out);
+      qtile<F, 4>(panel, x, blocks, out);
   } else if (rows <= 2) {
     qdot4_rows<F, 0, 1>(panel, x, blocks, out);
     qdot4_rows<F, 1, 1>(panel, x, blocks, out);
