@@ -22,7 +22,8 @@
 namespace tokamak {
 
 // Runs single ops as they are defined, and regions of a norm with matrices as one kernel; one whose
-// name ends with "_slow" takes ten milliseconds longer, more than other load on the machine changes.
+// name ends with "_slow" takes ten milliseconds longer, more than other load on the machine
+// changes.
 class ToyExecutable final : public Executable {
  public:
   ToyExecutable(const PlanSet& plans, const WeightSource& source, const LoadOptions& options,
