@@ -67,7 +67,9 @@ TEST(Speculative, Settings) {
   EXPECT_EQ(o.lookahead.candidates, 7);
   EXPECT_EQ(o.branches, 1);
   EXPECT_EQ(parse_speculative(R"({"method": "suffix", "max_branches": 3})").branches, 3);
+}
 
+TEST(Speculative, WrongSettingsAreNamed) {
   const std::pair<const char*, const char*> wrong[] = {
       {"magic", "off, ngram, suffix"},
       {"{", "speculation"},
