@@ -223,7 +223,10 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = Panel<F>::bytes8 ? 32 : Panel<F>::high == 64 ? 5 : 12;
+    t.wide_rows[F] = Panel<F>::bytes8             ? 25
+                     : F == kFQ4_0 || F == kFQ4_1 ? 17
+                     : Panel<F>::high == 64       ? 5
+                                                  : 12;
     fill_q<F + 1>(t);
   }
 }
