@@ -236,7 +236,7 @@ GgufTensor GgufParser::tensor_entry() {
   GgufTensor tensor;
   tensor.name = string("a tensor name");
   // Messages name tensors.
-  if (std::any_of(tensor.name.begin(), tensor.name.end(), [](char c) { return c >= 0 && c < ' '; }))
+  if (std::any_of(tensor.name.begin(), tensor.name.end(), [](unsigned char c) { return c < ' '; }))
     fail(ErrorCode::kCorrupt, "{}: the name of tensor {} contains control characters", name_,
          file_.tensors_.size());
   auto dims = read<uint32_t>(tensor.name);
