@@ -416,7 +416,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                          "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);
   read_activation(f, c);
-  if (f.boolean("use_bidirectional_attention", false))
+  if (f.boolean("use_bidirectional_attention", false) || !f.boolean("is_causal", true))
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)
