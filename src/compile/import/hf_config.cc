@@ -274,8 +274,8 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
-  c.vocab =
-      gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"padded_vocab_size", "vocab_size"});
+  c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208)
+                   : f.required({c.architecture == "chatglm" ? "padded_vocab_size" : "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
