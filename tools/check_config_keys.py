@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import torch
 import transformers
 
@@ -133,6 +134,7 @@ def main():
                     continue
                 try:
                     ids, logits = logits_of(folder)
+                    assert np.isfinite(logits).all()
                 except Exception:  # transformers has no such model
                     counts["skipped"] += 1
                     continue

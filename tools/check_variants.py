@@ -116,8 +116,6 @@ VARIANTS = {
     "helium": ("helium", {"head_dim": 16}),
     "jais2": ("jais2", {}),
     "internlm3": ("internlm3", {"head_dim": 16}),
-    "qwen3_vl_moe": ("qwen3_vl_moe_text", {"head_dim": 16, "num_experts": 6, "rope_parameters": {
-        "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 5e6}, **MOE}),
     # Not supported: one clear line each.
     "bloom": ("bloom", {"n_head": 4}),
     "gemma4": ("gemma4_text", {"head_dim": 16}),

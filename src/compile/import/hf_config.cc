@@ -79,7 +79,6 @@ constexpr Usual kUsual[] = {
     {"cwm", 8, 128, 131072, 8192, 1e-5, 1000000},
     {"helium", 20, 128, 4096, 0, 1e-8, 100000},
     {"jais2", 0, 0, 8192, 0, 1e-5, 500000},
-    {"qwen3vlmoe", 16, 0, 128000, 0, 1e-6, 500000},
     {"falcon", 0, 0, 2048, 0, 1e-5},
     {"gptj", 0, 0, 2048, 0, 1e-5},
     {"starcoder", 0, 0, 1024, 0, 1e-5},
@@ -274,8 +273,8 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
-  c.vocab =
-      gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"padded_vocab_size", "vocab_size"});
+  c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208)
+                   : f.required({c.architecture == "chatglm" ? "padded_vocab_size" : "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
@@ -416,7 +415,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                          "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);
   read_activation(f, c);
-  if (f.boolean("use_bidirectional_attention", false))
+  if (f.boolean("use_bidirectional_attention", false) || !f.boolean("is_causal", true))
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)

@@ -302,6 +302,8 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("llama_4_scaling_beta"));
   EXPECT_THAT(error(config("ministral3", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
               HasSubstr("no original_max_position_embeddings"));
+  EXPECT_THAT(error(config("llama", R"(,"is_causal":false)")),
+              HasSubstr("bidirectional attention"));
   EXPECT_THAT(error(config("falcon", R"(,"alibi":true)")), HasSubstr("ALiBi positions are not"));
   EXPECT_THAT(error(config("gpt_oss", R"(,"num_local_experts":4,"num_experts_per_tok":2)")),
               HasSubstr("no rope_scaling, which a model of type gpt_oss needs"));

@@ -125,8 +125,8 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
     r.head_dim = f.integer({"mamba_expand"}, 2) * c.hidden / r.heads;
   else
     r.head_dim = f.integer({"mamba_d_head", "mamba_head_dim"}, 64);
+  r.norm_groups = r.groups;
   if (nemotron) {
-    r.norm_groups = r.groups;
     r.step_low = f.number({"time_step_min"}, 0.001);
   } else {
     read_step_limit(f, r);

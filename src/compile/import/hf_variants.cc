@@ -125,7 +125,7 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
   e.normalize =
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
-      c.architecture == "hunyuan-moe" || c.architecture == "qwen3vlmoe" ||
+      c.architecture == "hunyuan-moe" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
   if (c.architecture == "ernie4_5-moe") {

@@ -182,8 +182,7 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4" ||
-                    config.architecture == "qwen3vlmoe";
+  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
   if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;
@@ -206,13 +205,12 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   return steps;
 }
 
-// Qwen3.5 and Qwen3-VL are published with one tensor for all experts and Qwen3.5 is saved by
+// Qwen3.5 is published with one tensor for all experts and saved by
 // transformers with one for each. Then `sources` becomes the former, with a suffix that the tensor
 // does not have.
 bool published_stacked(const WeightSource& weights, const Family& family, const std::string& prefix,
                        const WeightSlot& slot, std::vector<std::string>& sources) {
-  bool published = family.architecture == "qwen35moe" || family.architecture == "qwen3vlmoe";
-  if (!published || !slot.stem.ends_with("_exps")) return false;
+  if (family.architecture != "qwen35moe" || !slot.stem.ends_with("_exps")) return false;
   std::string name = fmt::format("{}layers.{}.mlp.experts.{}", prefix, slot.layer,
                                  slot.stem == "ffn_down_exps" ? "down_proj" : "gate_up_proj");
   if (!weights.find(name)) return false;
