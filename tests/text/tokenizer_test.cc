@@ -214,6 +214,17 @@ TEST(Normalizer, BertDropsControlsAndKeepsUnassigned) {
   EXPECT_EQ(text, "a🫩\xF0\x9F\xBB\xBF");
 }
 
+// U+32FF and U+1F16C decompose since Unicode 12 and 13.
+TEST(Normalizer, FormsAreThoseOfTheVocabularies) {
+  const auto apply = [](const char* form, std::string text) {
+    make_normalizer(Value(Value::Object{{"type", form}}))->apply(text, false);
+    return text;
+  };
+  EXPECT_EQ(apply("NFKC", "①㋿e\xCC\x81①\xF0\x9F\x85\xAC"), "1㋿é1\xF0\x9F\x85\xAC");
+  EXPECT_EQ(apply("NFKD", "㋿é㋾"), "㋿e\xCC\x81ヲ");
+  EXPECT_EQ(apply("NFKC", ""), "");
+}
+
 TEST(Regex, SyntaxOfTokenizers) {
   const auto matches = [](std::string_view pattern, std::string_view text) {
     std::vector<std::string> out;
