@@ -126,13 +126,14 @@ TEST(Tokenizer, TextThatContinuesAnotherKeepsItsSpace) {
   std::mt19937 rng(3);
   for (const Tokenizer& t : tokenizers)
     for (int round = 0; round < 1000; ++round) {
-      const std::vector<int32_t> first = t.encode("ab", {.add_special = false});
+      // Not of byte pieces: an invalid byte after them would make them invalid too.
+      const std::vector<int32_t> first = t.encode("hello", {.add_special = false});
       std::vector<int32_t> ids, both = first;
       for (size_t i = rng() % 20; i > 0; --i)
         ids.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(t.vocab_size())));
       both.insert(both.end(), ids.begin(), ids.end());
       const DecodeOptions options{.continues = true};
-      EXPECT_EQ("ab" + t.decode(ids, options), t.decode(both));
+      EXPECT_EQ("hello" + t.decode(ids, options), t.decode(both));
       Detokenizer stream(t, options);
       std::string joined;
       for (int32_t id : ids) joined += stream.push(id);
