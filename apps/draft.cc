@@ -56,6 +56,7 @@ void build(const DraftBuildFlags& f) {
     ids.insert(ids.end(), tokens.begin(), tokens.end());
     ids.push_back(-1);
   }
+  bar.update(1, 1);
   if (ids.empty()) fail(ErrorCode::kInvalidArgument, "the corpus has no text");
   PatternFile::write(f.out, ids, static_cast<uint64_t>(tokenizer.vocab_size()),
                      tokenizer_fingerprint(tokenizer));

@@ -92,6 +92,7 @@ void perplexity(const PerplexityFlags& f) {
     });
   }
   tally.wait_for(windows);
+  bar.update(1, 1);
   double rate = static_cast<double>(windows * f.window) / seconds(clock.now() - start);
   if (f.json) {
     fmt::print("{}\n", dump_json(Value::Object{{"ppl", std::exp(tally.nll())},

@@ -77,17 +77,21 @@ std::string coloured(Colour colour, std::string_view text, bool on) {
 ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), enabled_(stderr_is_terminal()) {}
 
-ProgressBar::~ProgressBar() {
+ProgressBar::~ProgressBar() { erase(); }
+
+void ProgressBar::erase() {
   if (!drawn_) return;
   std::fputs("\r\033[K", stderr);
   std::fflush(stderr);
+  drawn_ = false;
 }
 
 void ProgressBar::update(uint64_t done, uint64_t total) {
   if (!enabled_ || total == 0) return;
   std::lock_guard lock(mutex_);
+  if (done >= total) return erase();
   Nanos now = SteadyClock().now();
-  if (drawn_ && done < total && now - last_ < 100 * kMillisecond) return;
+  if (drawn_ && now - last_ < 100 * kMillisecond) return;
   last_ = now;
   drawn_ = true;
   constexpr size_t kWidth = 30;

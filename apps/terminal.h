@@ -22,8 +22,9 @@ bool stderr_is_terminal();  // and TERM is not "dumb"
 enum class Colour { kBold, kDim, kRed, kGreen, kBlue };
 std::string coloured(Colour colour, std::string_view text, bool on);
 
-// "label  [####....] 42 %" on standard error, only on a terminal; erased by the destructor. update
-// may be called from any thread and as often as needed: it draws at most ten times a second.
+// "label  [####....] 42 %" on standard error, only on a terminal; erased at 100 %, before results
+// are printed, and by the destructor. update may be called from any thread and as often as needed:
+// it draws at most ten times a second.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);
@@ -33,6 +34,8 @@ class ProgressBar {
   void update(uint64_t done, uint64_t total);
 
  private:
+  void erase();
+
   const std::string label_;
   const bool enabled_;
   std::mutex mutex_;

@@ -1,6 +1,10 @@
 #include "text/normalizer.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -200,9 +204,34 @@ void nmt(char32_t c, std::string& out) {
   utf8_append(out, space ? U' ' : c);
 }
 
+// Decomposes since Unicode 11 to 15; the tables of `tokenizers`, and so vocabularies, are older.
+bool decomposes_lately(char32_t c, bool compatibility) {
+  static constexpr std::pair<char32_t, char32_t> kRanges[] = {
+      {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},
+      {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA},
+      {0x1E030, 0x1E06D}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
+  if (c == 0x11938) return true;
+  return compatibility && c >= 0x32FF &&
+         std::any_of(std::begin(kRanges), std::end(kRanges),
+                     [c](auto r) { return c >= r.first && c <= r.second; });
+}
+
+// These characters are left as they are; none of them combines with its neighbours.
 std::unique_ptr<Normalizer> unicode_form(NormalForm form) {
-  return std::make_unique<TextFunction>(
-      [form](std::string& text) { text = normalize_unicode(text, form); });
+  return std::make_unique<TextFunction>([form](std::string& text) {
+    const bool compatibility = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
+    std::string out;
+    size_t done = 0;
+    for (size_t pos = 0; form != NormalForm::kNfc && pos < text.size();) {
+      const Utf8Char c = utf8_decode(text, pos);
+      pos += c.length;
+      if (c.length < 3 || !decomposes_lately(c.cp, compatibility)) continue;
+      out += normalize_unicode(text.substr(done, pos - c.length - done), form);
+      out.append(text, pos - c.length, c.length);
+      done = pos;
+    }
+    text = out + normalize_unicode(done == 0 ? text : text.substr(done), form);
+  });
 }
 
 }  // namespace

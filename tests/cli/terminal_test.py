@@ -106,11 +106,16 @@ class Progress(unittest.TestCase):
             text.flush()
             t = Terminal("eval", "perplexity", MODEL, text.name, "--window", "128", "--tokens", "1024")
             t.wait_for("%")
-            t.wait_for("perplexity")
+            self.assertTrue(t.wait_for("(nll").rpartition("perplexity")[0].endswith("\r\x1b[K"))  # the bar is erased before
             self.assertEqual(t.close(), 0)
             piped = subprocess.run([BINARY, "eval", "perplexity", MODEL, text.name, "--window", "128", "--tokens", "256"],
                                    capture_output=True, text=True, check=True)
             self.assertNotIn("\r", piped.stdout + piped.stderr)
+
+    def test_bench_erases_its_bar_before_the_table(self):
+        t = Terminal("bench", "latency", MODEL, "--prompt", "4", "--gen", "2", "--repeat", "1")
+        self.assertTrue(t.wait_for("threads ").rstrip(" ").endswith("\r\x1b[K"))
+        self.assertEqual(t.close(), 0)
 
 
 if __name__ == "__main__":
