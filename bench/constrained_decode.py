@@ -1,6 +1,6 @@
-"""Decode time of constrained against free answers: python bench/constrained_decode.py TOKAMAK MODEL [--llama bench/llama_grammar's program] [--threads 1] [--rounds 5]
+"""Decode time of constrained against free answers: python bench/constrained_decode.py TOKAMAK MODEL [--llama bench/llama_grammar's program] [--threads 1] [--rounds 5] [--schema]
 
-One greedy request at a time, with the grammar bench/constrained.gbnf and without, in turns; as many tokens of both. The first request compiles the grammar and is not
+One greedy request at a time, with the grammar bench/constrained.gbnf (or a JSON schema) and without, in turns; as many tokens of both. The first request compiles the grammar and is not
 counted. Prints milliseconds per token, of the clock and of CPU time (which other programs change little), and the ratio. --llama runs the same with llama.cpp.
 """
 import argparse
@@ -12,6 +12,9 @@ import time
 
 from served import Server
 
+SCHEMA = {"type": "array", "minItems": 30, "items": {"type": "object", "required": ["name", "age", "email", "tags"], "additionalProperties": False, "properties": {
+    "name": {"type": "string", "minLength": 1, "maxLength": 40}, "age": {"type": "integer", "minimum": 1, "maximum": 999},
+    "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4}}}}
 PROMPT = "A JSON list of people with name, age, email and tags:\n"
 
 
@@ -36,10 +39,11 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--schema", action="store_true", help="a JSON schema instead of the grammar")
     args = parser.parse_args()
     path = pathlib.Path(__file__).parent / "constrained.gbnf"
     with Server(args.tokamak, args.model, "--threads", args.threads, "--no-prefix-cache") as server:
-        kinds = {"free": {"ignore_eos": True}, "constrained": {"grammar": path.read_text()}}
+        kinds = {"free": {"ignore_eos": True}, "constrained": {"guided_json": SCHEMA} if args.schema else {"grammar": path.read_text()}}
         cpu, wall = {k: [] for k in kinds}, {k: [] for k in kinds}
         for r in range(-1, args.rounds):
             for kind, fields in kinds.items():

@@ -65,8 +65,6 @@ TEST(Speculative, Settings) {
   EXPECT_EQ(o.lookahead.window, 5);
   EXPECT_EQ(o.lookahead.ngram, 4);
   EXPECT_EQ(o.lookahead.candidates, 7);
-  EXPECT_EQ(o.branches, 1);
-  EXPECT_EQ(parse_speculative(R"({"method": "suffix", "max_branches": 3})").branches, 3);
 }
 
 TEST(Speculative, WrongSettingsAreNamed) {
@@ -74,8 +72,6 @@ TEST(Speculative, WrongSettingsAreNamed) {
       {"magic", "off, ngram, suffix"},
       {"{", "speculation"},
       {"{}", "\"method\" is missing"},
-      {R"({"method": "ngram", "max_branches": 9})", "from 1 to 8"},
-      {R"({"method": "early_exit", "max_branches": 2})", "max_branches must be 1"},
       {R"({"method": 3})", "method must be text"},
       {R"({"method": "ngram", "num_speculative_tokens": 33})", "from 1 to 32"},
       {R"({"method": "ngram", "num_speculative_tokens": "5"})", "an integer"},
@@ -97,6 +93,15 @@ TEST(Speculative, WrongSettingsAreNamed) {
   }
   EXPECT_NE(message_of([] { parse_speculative("ngram", "x.gguf"); }).find("combined"),
             std::string::npos);
+}
+
+TEST(Speculative, BranchesAreASetting) {
+  EXPECT_EQ(parse_speculative("suffix").branches, 1);
+  EXPECT_EQ(parse_speculative(R"({"method": "suffix", "max_branches": 3})").branches, 3);
+  for (const char* wrong : {R"({"method": "ngram", "max_branches": 9})",
+                            R"({"method": "early_exit", "max_branches": 2})"})
+    EXPECT_NE(message_of([&] { parse_speculative(wrong); }).find("max_branches"),
+              std::string::npos);
 }
 
 TEST(Speculative, SameAnswersFromEveryDrafter) {
