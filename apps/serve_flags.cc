@@ -70,6 +70,9 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
+  verb.add_option("--slot-save-path", flags.slot_folder,
+                  "folder for the files of /slots/{id}?action=save and restore")
+      ->check(CLI::ExistingDirectory);
   verb.add_option("--batch-dir", flags.batches.folder,
                   "folder for uploaded files and batches; enables /v1/files and /v1/batches");
   verb.add_option("--batch-concurrency", flags.batches.concurrency,

@@ -161,7 +161,7 @@ class Structured(unittest.TestCase):
         self.assertEqual(native(dry_multiplier=0.01), native(dry_multiplier=0.01, repeat_last_n=-1))
         no = "unsupported_parameter"
         self.refused("repeat_last_n", no, repeat_last_n=8, dry_multiplier=1, repetition_penalty=2)
-        self.refused("min_keep", no, path="/completion", min_keep=3)
+        self.refused("post_sampling_probs", no, path="/completion", min_keep=3, post_sampling_probs=True)
 
     def test_probabilities_after_sampling(self):
         """They show what penalties do: on llama.cpp's route they count the prompt, on OpenAI's the answer only."""

@@ -22,9 +22,9 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",        "penalize_nl",
-                                         "input_prefix", "input_extra",    "input_suffix",
-                                         "slot_id",      "response_fields"};
+constexpr std::string_view kIgnored[] = {"cache_prompt", "penalize_nl",  "input_prefix",
+                                         "input_extra",  "input_suffix", "slot_id",
+                                         "response_fields"};
 constexpr size_t kMaxList = 1024;    // biases, names of fields
 constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
@@ -32,12 +32,13 @@ constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a
 class LlamaShape final : public Shape {
  public:
   LlamaShape(ShapeOptions options, const Tokenizer& tokenizer, Value prompt, Value wanted,
-             bool silent)
+             bool silent, int32_t slot)
       : Shape(std::move(options)),
         tokenizer_(tokenizer),
         prompt_(std::move(prompt)),
         wanted_(std::move(wanted)),
-        silent_(silent) {
+        silent_(silent),
+        slot_(slot) {
     id_ = new_id("cmpl-");
   }
 
@@ -101,7 +102,7 @@ class LlamaShape final : public Shape {
     value.set("index", piece.index);
     value.set("content", silent_ ? "" : piece.text);
     value.set("tokens", options_.token_ids ? ids_value(piece.ids) : Value::array());
-    value.set("id_slot", -1);
+    value.set("id_slot", slot_);
     value.set("stop", piece.finish != nullptr);
     value.set("tokens_predicted", usage.completion_tokens);
     value.set("tokens_evaluated", usage.prompt_tokens);
@@ -151,6 +152,7 @@ class LlamaShape final : public Shape {
   const Value prompt_, wanted_;
   bool new_line_ = false;  // in the stream so far
   const bool silent_;      // only the prompt was wanted, which is not part of the answer
+  const int32_t slot_;     // that the request names; -1: none
 };
 
 Value sampling_settings(const SampleSpec& sample) {
@@ -164,6 +166,7 @@ Value sampling_settings(const SampleSpec& sample) {
   out.set("min_p", number(sample.min_p));
   out.set("top_n_sigma", number(sample.top_n_sigma));
   out.set("typical_p", number(sample.typical_p));
+  out.set("min_keep", sample.min_keep);
   out.set("xtc_probability", number(sample.xtc_probability));
   out.set("xtc_threshold", number(sample.xtc_threshold));
   out.set("repeat_penalty", number(sample.repetition_penalty));
@@ -190,7 +193,6 @@ Value generation_settings(const GenerationParams& params, const ServedModel& mod
   out.set("ignore_eos", params.ignore_eos);
   out.set("stream", params.stream);
   out.set("n_probs", std::max(0, params.logprobs));
-  out.set("min_keep", 0);
   out.set("post_sampling_probs", params.sample.report_sampled);
   out.set("timings_per_token", params.timings);
   Value stops = Value::array(), biases = Value::array();
@@ -326,9 +328,13 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
   if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
     out.body.set("repeat_last_n", kRepeatLast);
-  out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent](
+  const Value* slot_field = fields.find("id_slot");  // its range is checked with the others
+  const auto slot = static_cast<int32_t>(
+      slot_field != nullptr && slot_field->is_int() ? slot_field->as_int() : -1);
+  out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent, slot](
                   ShapeOptions options, const Tokenizer& tokenizer) {
-    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent);
+    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent,
+                                        slot);
   };
   return out;
 }
@@ -426,13 +432,6 @@ void add_llama_routes(Api& api, http::Router& router) {
   router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
   router.add("POST", "/infill", api.generator(llama_dialect(true, api)));
   router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));
-  router.add("POST", "/slots/{id...}", api.quick([](const Request&) -> http::Response {
-    throw ApiError(
-        400,
-        "Slots are not saved to files or erased: prompts stay in the prefix cache, which "
-        "POST /reset_prefix_cache forgets.",
-        "", "not_supported");
-  }));
   router.add("GET", "/slots", api.quick([&api](const Request&) { return slots(api); }));
 }
 
