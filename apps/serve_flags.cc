@@ -70,9 +70,6 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
-  verb.add_option("--slot-save-path", flags.slot_folder,
-                  "folder for the files of /slots/{id}?action=save and restore")
-      ->check(CLI::ExistingDirectory);
   verb.add_option("--batch-dir", flags.batches.folder,
                   "folder for uploaded files and batches; enables /v1/files and /v1/batches");
   verb.add_option("--batch-concurrency", flags.batches.concurrency,
@@ -117,6 +114,9 @@ void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
 }
 
 void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--slot-save-path", flags.slot_folder,
+                  "folder for the files of /slots/{id}?action=save and restore")
+      ->check(CLI::ExistingDirectory);
   verb.add_option("--lost-device", flags.lost_device,
                   "after a kernel has crashed on the GPU: restart = end running answers with an "
                   "error and start the server again, on the same socket; stay = answer errors")

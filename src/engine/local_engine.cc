@@ -100,8 +100,7 @@ EngineStats LocalEngine::stats() const {
 
 EngineMemory LocalEngine::memory() const {
   const MemoryLedger& m = executable_->memory();
-  return {m.weights, m.kv,     m.arena, m.scratch,
-          m.other,   m.mapped, executable_->untouched_bytes()};
+  return {m.weights, m.kv, m.arena, m.scratch, m.other, m.mapped, executable_->untouched_bytes()};
 }
 
 bool LocalEngine::between_steps(std::function<void()> job) {
@@ -201,8 +200,7 @@ void LocalEngine::run_jobs() {
 bool LocalEngine::take_inbox() {
   std::unique_lock lock(mutex_);
   auto something = [&] {
-    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty() ||
-           !jobs_.empty();
+    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty() || !jobs_.empty();
   };
   if (!something()) {
     Nanos wakeup = actions_.next_wakeup;

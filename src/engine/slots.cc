@@ -70,8 +70,8 @@ void Slots::restore(int32_t slot, std::string_view salt, const SavedPrefix& save
   const bool room = fits && kv.reserve(seq, tokens);
   for (size_t g = 0, at = 0; room && g < kv.groups(); ++g) {
     const SequenceBlocks::Table& table = seq.tables[g];
-    std::vector<int32_t> blocks = indices(std::span(table.blocks).subspan(
-        static_cast<size_t>(table.dropped)));
+    std::vector<int32_t> blocks =
+        indices(std::span(table.blocks).subspan(static_cast<size_t>(table.dropped)));
     const size_t size = blocks.size() * executable.block_bytes(static_cast<uint32_t>(g));
     executable.wait(executable.write_blocks(static_cast<uint32_t>(g), blocks,
                                             std::span(saved.blocks).subspan(at, size)));
@@ -80,8 +80,7 @@ void Slots::restore(int32_t slot, std::string_view salt, const SavedPrefix& save
   if (room) kv.commit(seq, tokens, saved.ids);
   kv.release(seq);
   if (!fits) fail(ErrorCode::kCorrupt, "{} bytes are not {} tokens", saved.blocks.size(), tokens);
-  if (!room)
-    fail(ErrorCode::kResourceExhausted, "the KV cache has no room for {} tokens", tokens);
+  if (!room) fail(ErrorCode::kResourceExhausted, "the KV cache has no room for {} tokens", tokens);
   note(slot, salt, saved.ids);
 }
 

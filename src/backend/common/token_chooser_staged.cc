@@ -100,8 +100,8 @@ void TokenChooser::keep_typical(const Settings& s) {
   std::sort(surprise_.begin(), surprise_.end());
   double mass = 0;
   size_t kept = 0;
-  while (kept < surprise_.size() && (mass <= static_cast<double>(s.typical_p) ||
-                                     static_cast<int64_t>(kept) < s.min_keep))
+  while (kept < surprise_.size() &&
+         (mass <= static_cast<double>(s.typical_p) || static_cast<int64_t>(kept) < s.min_keep))
     mass += std::exp(log_p(candidates_[static_cast<size_t>(surprise_[kept++].second)]));
   surprise_.resize(kept);
   std::sort(surprise_.begin(), surprise_.end(),
@@ -124,9 +124,8 @@ void TokenChooser::exclude_top(const Settings& s) {
   for (const Candidate& c : candidates_)
     if (reaches(c) && (last == nullptr || *last < c)) last = &c;
   if (last == nullptr) return;
-  if (s.min_keep > 1 &&
-      std::count_if(candidates_.begin(), candidates_.end(), reaches) - 1 >
-          std::ssize(candidates_) - s.min_keep)
+  if (s.min_keep > 1 && std::count_if(candidates_.begin(), candidates_.end(), reaches) - 1 >
+                            std::ssize(candidates_) - s.min_keep)
     return;
   Candidate keep = *last;
   std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.id != keep.id; });

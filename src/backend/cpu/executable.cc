@@ -106,7 +106,8 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
 uint64_t CpuExecutable::untouched_bytes() const {
   uint64_t total =
       kv_.untouched() + arena_.untouched() + sample_arena_.untouched() + scratch_.untouched();
-  for (const Weight& w : weights_) total += w.matrix_memory.untouched() + w.plain_memory.untouched();
+  for (const Weight& w : weights_)
+    total += w.matrix_memory.untouched() + w.plain_memory.untouched();
   return total;
 }
 

@@ -41,8 +41,8 @@ bool device_has_filters(const SampleSpec& spec) {
   // On the host.
   (void)dynatemp_exponent, (void)xtc_threshold, (void)mirostat_tau, (void)mirostat_eta;
   return order.empty() && typical_p >= 1 && xtc_probability <= 0 && top_n_sigma <= 0 &&
-         dynatemp_range <= 0 && mirostat == 0 && min_keep <= 1 && guidance_scale == 1 && dola_layers.empty() &&
-         !rejection && !report_sampled;
+         dynatemp_range <= 0 && mirostat == 0 && min_keep <= 1 && guidance_scale == 1 &&
+         dola_layers.empty() && !rejection && !report_sampled;
 }
 
 bool device_can_sample(std::span<const SampleRow> samples) {

@@ -22,8 +22,8 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {"cache_prompt", "penalize_nl",  "input_prefix",
-                                         "input_extra",  "input_suffix", "slot_id",
+constexpr std::string_view kIgnored[] = {"cache_prompt",   "penalize_nl",  "input_prefix",
+                                         "input_extra",    "input_suffix", "slot_id",
                                          "response_fields"};
 constexpr size_t kMaxList = 1024;    // biases, names of fields
 constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
@@ -274,6 +274,12 @@ Value all_prompts(const Value& given, const Tokenizer& tokenizer) {
   return list;
 }
 
+// Its range is checked with the other fields.
+int32_t slot_of(const Value& body) {
+  const Value* slot = body.find("id_slot");
+  return slot != nullptr && slot->is_int() ? static_cast<int32_t>(slot->as_int()) : -1;
+}
+
 Translated translate_llama(const Value& given, bool infill, const Api& api) {
   Translated out;
   out.chat = false;
@@ -328,9 +334,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
   if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
     out.body.set("repeat_last_n", kRepeatLast);
-  const Value* slot_field = fields.find("id_slot");  // its range is checked with the others
-  const auto slot = static_cast<int32_t>(
-      slot_field != nullptr && slot_field->is_int() ? slot_field->as_int() : -1);
+  const int32_t slot = slot_of(given);
   out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent, slot](
                   ShapeOptions options, const Tokenizer& tokenizer) {
     return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent,

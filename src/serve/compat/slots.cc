@@ -28,8 +28,8 @@ constexpr size_t kMaxHead = 4096;
 // A name without a path: letters, digits and a few signs, and no dot at the beginning.
 std::filesystem::path file_of(const Api& api, const std::string& name) {
   auto usable = [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '.' || c == '_' || c == '-' || c == ' ';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-' || c == ' ';
   };
   bool good = !name.empty() && name.size() <= 200 && name[0] != '.' && name[0] != ' ';
   for (char c : name) good = good && usable(static_cast<unsigned char>(c));
@@ -142,12 +142,12 @@ http::Response slot_action(const Api& api, const http::Request& request) {
       throw ApiError(404, fmt::format("Nothing of slot {} is cached in whole blocks.", slot), "id",
                      "not_found");
     out.set("n_saved", std::ssize(saved.ids));
-    out.set("n_written", static_cast<int64_t>(
-                             write_file(path, model->client->kv_layout(), salt, saved)));
+    out.set("n_written",
+            static_cast<int64_t>(write_file(path, model->client->kv_layout(), salt, saved)));
   } else {
     uint64_t size = 0;
-    SavedPrefix saved = read_file(path, model->client->kv_layout(), salt,
-                                  model->tokenizer->vocab_size(), size);
+    SavedPrefix saved =
+        read_file(path, model->client->kv_layout(), salt, model->tokenizer->vocab_size(), size);
     try {
       model->client->restore_slot(slot, salt, saved);
     } catch (const Error& error) {
@@ -157,8 +157,8 @@ http::Response slot_action(const Api& api, const http::Request& request) {
     out.set("n_restored", std::ssize(saved.ids));
     out.set("n_read", static_cast<int64_t>(size));
   }
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-  out.set("timings", Value::Object{{action + "_ms", took.count()}});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  out.set("timings", Value::Object{{action + "_ms", 1000 * took.count()}});
   return http::json_response(out);
 }
 

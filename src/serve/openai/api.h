@@ -42,9 +42,9 @@ struct ApiOptions {
   std::string version = "0.1.0";
   std::string request_log;      // file for one JSON line per generation request; empty: none
   std::string trace_collector;  // address for spans (OTLP over HTTP); empty: none
-  std::string service_name = "tokamak";           // in the spans
-  std::string slot_folder;  // files of saved slots (/slots); empty: they are not saved
-  bool vllm_metrics = false;                      // also export /metrics under vLLM's names
+  std::string service_name = "tokamak";  // in the spans
+  std::string slot_folder;               // files of saved slots (/slots); empty: they are not saved
+  bool vllm_metrics = false;             // also export /metrics under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
   std::function<void()> restart;                  // replaces the process; empty: it cannot be
 };

@@ -434,7 +434,8 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.grammar = read_structured(fields, model);
   params.jump_forward = fields.boolean("jump_forward").value_or(model.jump_forward);
   read_token_lists(fields, model, params);
-  for (const char* field : {"logits_processors", "lora_request", "prompt_embeds", "logprob_token_ids"})
+  for (const char* field :
+       {"logits_processors", "lora_request", "prompt_embeds", "logprob_token_ids"})
     fields.refuse(field, "It is not available yet.");
   // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.
   for (const char* field : {"kv_transfer_params", "ec_transfer_params", "disaggregated_params",

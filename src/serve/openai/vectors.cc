@@ -287,8 +287,8 @@ VectorRequest prepare_llama_embedding(const Value& body, std::shared_ptr<const S
   out.answer = [normalize, width = served.vector_width](std::vector<std::vector<float>> texts) {
     std::string json = "[";
     for (size_t i = 0; i < texts.size(); ++i) {
-      fmt::format_to(std::back_inserter(json), "{}{{\"index\":{},\"embedding\":[",
-                     i > 0 ? "," : "", i);
+      fmt::format_to(std::back_inserter(json), "{}{{\"index\":{},\"embedding\":[", i > 0 ? "," : "",
+                     i);
       const auto n = static_cast<size_t>(width);
       for (size_t at = 0; at < texts[i].size(); at += n) {
         std::vector<float> vector(texts[i].begin() + static_cast<std::ptrdiff_t>(at),
@@ -305,8 +305,8 @@ VectorRequest prepare_llama_embedding(const Value& body, std::shared_ptr<const S
 }
 
 VectorRequest prepare_bare_embeddings(const Value& body, std::shared_ptr<const ServedModel> model) {
-  return (model->embedding.per_token() ? prepare_llama_embedding
-                                       : prepare_embeddings)(body, std::move(model));
+  return (model->embedding.per_token() ? prepare_llama_embedding : prepare_embeddings)(
+      body, std::move(model));
 }
 
 VectorRequest prepare_ollama_embed(const Value& body, std::shared_ptr<const ServedModel> model) {
