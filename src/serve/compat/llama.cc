@@ -274,6 +274,19 @@ Value all_prompts(const Value& given, const Tokenizer& tokenizer) {
   return list;
 }
 
+// The members of the answer that are wanted; null: all.
+Value wanted_fields(Fields& fields) {
+  const auto* names = fields.array("response_fields");
+  if (names == nullptr || names->empty()) return {};
+  if (names->size() > kMaxList)
+    bad_request("response_fields", "array_above_max_length",
+                "Invalid 'response_fields': at most {} names are allowed.", kMaxList);
+  for (size_t i = 0; i < names->size(); ++i)
+    if (!(*names)[i].is_string())
+      wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
+  return *names;
+}
+
 // Its range is checked with the other fields.
 int32_t slot_of(const Value& body) {
   const Value* slot = body.find("id_slot");
@@ -321,16 +334,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   if (const Value* stream = fields.find("stream");
       stream != nullptr && stream->is_bool() && stream->as_bool())
     out.body.set("return_token_ids", true);
-  Value wanted;
-  if (const auto* names = fields.array("response_fields"); names != nullptr && !names->empty()) {
-    if (names->size() > kMaxList)
-      bad_request("response_fields", "array_above_max_length",
-                  "Invalid 'response_fields': at most {} names are allowed.", kMaxList);
-    for (size_t i = 0; i < names->size(); ++i)
-      if (!(*names)[i].is_string())
-        wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
-    wanted = *names;
-  }
+  Value wanted = wanted_fields(fields);
   const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
   if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
     out.body.set("repeat_last_n", kRepeatLast);
