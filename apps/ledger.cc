@@ -22,7 +22,7 @@ void print_memory(const char* name, uint64_t bytes, const std::string& note = ""
 
 void print_ledger(const std::vector<LoadedModel>& models) {
   ProcessMemory process = process_memory();
-  uint64_t all = 0, kv = 0, on_heap = 0;
+  uint64_t all = 0, untouched = 0, on_heap = 0;
   for (const LoadedModel& model : models) {
     EngineMemory m = model.engine->memory();
     const EngineConfig& config = model.engine->config();
@@ -46,7 +46,7 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     if (draft > 0) print_memory("draft", draft, "the draft model, with its KV");
     print_memory("total", m.total() + draft);
     all += m.total() + draft;
-    kv += m.kv;
+    untouched += m.untouched;
     on_heap += m.other;
   }
   process.heap -= std::min(process.heap, on_heap);
@@ -57,8 +57,8 @@ void print_ledger(const std::vector<LoadedModel>& models) {
   all += process.program + process.heap + process.stacks;
   print_memory("total", all, "with all models");
   if (uint64_t resident = resident_bytes(); resident > 0)
-    fmt::print("resident now: {}; {} of KV are allocated when they are used\n", mebibytes(resident),
-               mebibytes(kv));
+    fmt::print("resident now: {}; {} are reserved, and resident when they are used\n",
+               mebibytes(resident), mebibytes(untouched));
 }
 
 }  // namespace tokamak

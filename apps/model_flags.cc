@@ -62,9 +62,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");
-  verb.add_option("--pooling", options.pooling,
-                  "which tokens give the embedding of a text: mean (all), cls (the first) or last "
-                  "(default: as the model's files say)");
+  verb.add_option(
+      "--pooling", options.pooling,
+      "which tokens give the embedding of a text: mean (all), cls (the first), last, or "
+      "none (each its own, for /embedding) (default: as the model's files say)");
   verb.add_option("--storage", options.storage,
                   "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
   verb.add_flag(

@@ -211,6 +211,7 @@ openai::ApiOptions api_options(const ServeFlags& flags) {
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.limits = flags.limits;
+  options.slot_folder = flags.slot_folder;
   return options;
 }
 

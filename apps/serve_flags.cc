@@ -138,6 +138,9 @@ void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
 }
 
 void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--slot-save-path", flags.slot_folder,
+                  "folder for the files of /slots/{id}?action=save and restore")
+      ->check(CLI::ExistingDirectory);
   verb.add_option("--lost-device", flags.lost_device,
                   "after a kernel has crashed on the GPU: restart = end running answers with an "
                   "error and start the server again, on the same socket; stay = answer errors")

@@ -25,6 +25,7 @@ struct ServeFlags {
   std::optional<uint64_t> seed;
   double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250, unload_idle = 0;
   ModelLimits limits;
+  std::string slot_folder;
   std::string reasoning = "auto", reasoning_format = "auto";
   int32_t reasoning_budget = -1;
   int max_body_mb = 16;

@@ -55,7 +55,7 @@ NAMES = {
     "functional": "function multiplies ref",
     "functional map set algorithm": "greater less",
     "functional string string_view memory optional variant": "hash",
-    "future": "future future_status promise",
+    "future": "future future_error future_status packaged_task promise",
     "initializer_list " + BASIC: "initializer_list",
     "iostream": "cerr cin cout",
     "iostream sstream fstream ostream gtest/gtest.h": "endl flush ios ostream streamsize",

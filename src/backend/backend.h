@@ -105,6 +105,8 @@ class Executable {
   virtual void wait(Ticket) { no_block_transfers(); }  // of read_blocks or write_blocks
 
   virtual const MemoryLedger& memory() const = 0;
+  // Bytes of memory() that are reserved, but not resident in the host's memory. Any thread.
+  virtual uint64_t untouched_bytes() const { return 0; }
   // How often each plan ran; read by the thread that calls submit.
   virtual const DispatchStats& dispatch() const {
     static const DispatchStats kNone;

@@ -113,11 +113,14 @@ void fit_options(CompileOptions& options, ModelConfig& config) {
   if (!options.pooling.empty()) {
     if (embedding.classifies())
       fail(ErrorCode::kInvalidArgument, "pooling {}: the model is a classifier", options.pooling);
-    embedding.pooling = parse_pooling(options.pooling);
+    embedding.pooling =
+        options.pooling == "none" ? Pooling::kTokens : parse_pooling(options.pooling);
   }
-  if (embedding.encoder)
-    options.max_tokens = std::max(options.max_tokens, options.context);
-  else if (embedding.pooling == Pooling::kMean || embedding.pooling == Pooling::kFirst)
+  if (embedding.encoder) options.max_tokens = std::max(options.max_tokens, options.context);
+  if (embedding.encoder && embedding.per_token())
+    options.max_logit_rows = std::max(options.max_logit_rows, options.max_tokens);
+  if (!embedding.encoder &&
+      (embedding.pooling == Pooling::kMean || embedding.pooling == Pooling::kFirst))
     fail(ErrorCode::kUnsupported,
          "pooling {} of a model whose tokens see only those before them is not supported; use last",
          pooling_name(embedding.pooling));

@@ -20,4 +20,14 @@ const char* finish_name(Finish finish) {
   return "none";
 }
 
+SavedPrefix Client::save_slot(int32_t, const std::string&) {
+  fail(ErrorCode::kUnsupported, "there are no slots to save");
+}
+void Client::restore_slot(int32_t, const std::string&, const SavedPrefix&) {
+  fail(ErrorCode::kUnsupported, "there are no slots to restore");
+}
+int64_t Client::erase_slot(int32_t, const std::string&) {
+  fail(ErrorCode::kUnsupported, "there are no slots to erase");
+}
+
 }  // namespace tokamak

@@ -1,6 +1,7 @@
 #pragma once
 // The interface of the engine: tokens in, tokens out, serialisable. The local engine and the
 // cluster router implement it; the server uses nothing else of the engine.
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,7 +71,7 @@ struct RequestSpec {
   int32_t score_from = 1;     // first prompt position to score
   // Return the vector of the prompt instead of an answer; max_tokens is 0. second_text: the first
   // token of the second text of a pair, for encoders with segments; 0: there is one text.
-  bool pool = false;
+  bool pool = false;  // with score_prompt: the vectors of all its tokens, one after the other
   int32_t second_text = 0;
   int32_t priority = 0;     // lower runs first
   std::string cache_salt;   // only requests with the same salt and adapter share cached blocks
@@ -94,6 +95,7 @@ struct RequestSpec {
   bool contrasts_layers() const { return sample && !sample->dola_layers.empty() && max_tokens > 0; }
   bool contrasts_states() const { return sample && sample->penalty_alpha > 0 && max_tokens > 0; }
   bool guided() const { return sample && sample->guidance_scale != 1.0f && max_tokens > 0; }
+  int32_t slot = -1;  // whose text this becomes (Client::save_slot); -1: none
   // With ContextShift (engine/context_shift.h): tokens at the beginning of the prompt that a shift
   // keeps; -1: the whole prompt.
   int32_t keep = 0;
@@ -136,6 +138,13 @@ struct EngineInfo {
   double retry_after = 1;  // estimated seconds until a refused request would be accepted
 };
 
+// Tokens with the content of their KV blocks. It can be restored by an engine whose kv_layout() is
+// the same.
+struct SavedPrefix {
+  std::vector<int32_t> ids;
+  std::vector<std::byte> blocks;
+};
+
 class Client {
  public:
   virtual ~Client() = default;
@@ -158,6 +167,13 @@ class Client {
     (void)most;
     return {};
   }
+  // The text of a slot (RequestSpec::slot) in the prefix cache. They wait until the engine is
+  // between two steps: not for sinks. Throw Error(kNotFound) if the slot has no text with this
+  // salt, Error(kUnsupported) without a prefix cache.
+  virtual SavedPrefix save_slot(int32_t slot, const std::string& salt);
+  virtual void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved);
+  virtual int64_t erase_slot(int32_t slot, const std::string& salt);  // its tokens
+  virtual std::string kv_layout() const { return {}; }  // model, arithmetic, sizes of blocks
   // Records what the threads do in one step that computes prompts, or one that computes none: the
   // first after `skip` others of the kind. The sink is called on the engine's thread, once, or not
   // at all if another trace is asked for or the engine stops before. False: the backend cannot.

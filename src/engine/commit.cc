@@ -73,6 +73,7 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
   if (result.failed[index] != StepFailure::kNone)
     return finish(seq, Finish::kError, failure_text(result.failed[index]), actions);
   note_scores(seq, e, result);
+  if (seq.request->spec.pool) note_vectors(seq, e, result, step);
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
   if (e.pools) return commit_vector(seq, e.first_choice(), result, step, actions);
@@ -170,6 +171,8 @@ void EngineCore::note_end(const Sequence& seq, Finish how) {
   ++stats_.finished[static_cast<size_t>(how)];
   stats_.e2e_seconds.add(seconds(now_ - seq.arrived));
   stats_.answer_length.add(seq.generated());
+  const RequestSpec& spec = seq.request->spec;
+  if (spec.slot >= 0 && seq.choice == 0) slots_.note(spec.slot, spec.cache_salt, seq.ids());
   if (seq.first_token == kNever) return;
   stats_.decode_seconds.add(seconds(seq.last_token - seq.first_token));
   stats_.inference_seconds.add(seconds(seq.last_token - seq.started));

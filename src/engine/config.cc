@@ -243,7 +243,7 @@ void check_pooling(const EngineConfig& c, const RequestSpec& spec) {
          c.model);
   if (!spec.pool) return;
   if (c.vector_width == 0) fail(ErrorCode::kInvalidArgument, "{} gives no vectors", c.model);
-  if (spec.max_tokens != 0 || spec.n != 1 || spec.beams != 0 || spec.mask || spec.score_prompt)
+  if (spec.max_tokens != 0 || spec.n != 1 || spec.beams != 0 || spec.mask)
     fail(ErrorCode::kInvalidArgument, "a pooling request can have a prompt only");
   if (spec.second_text < 0 || spec.second_text > std::ssize(spec.prompt))
     fail(ErrorCode::kInvalidArgument, "second_text is {}, but must be from 0 to {}",

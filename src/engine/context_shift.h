@@ -27,6 +27,16 @@ class ContextShift final : public Client {
   EngineStats stats() const override;
   EngineMemory memory() const override { return inner_->memory(); }
   PrefixTree prefix_tree(int64_t most) override { return inner_->prefix_tree(most); }
+  SavedPrefix save_slot(int32_t slot, const std::string& salt) override {
+    return inner_->save_slot(slot, salt);
+  }
+  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override {
+    inner_->restore_slot(slot, salt, saved);
+  }
+  int64_t erase_slot(int32_t slot, const std::string& salt) override {
+    return inner_->erase_slot(slot, salt);
+  }
+  std::string kv_layout() const override { return inner_->kv_layout(); }
   bool trace_step(bool prompts, int skip, TraceSink sink) override {
     return inner_->trace_step(prompts, skip, std::move(sink));
   }

@@ -17,6 +17,7 @@
 #include "engine/event.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/sched/scheduler.h"
+#include "engine/slots.h"
 
 namespace tokamak {
 
@@ -31,6 +32,8 @@ class EngineCore {
 
   const EngineConfig& config() const { return config_; }
   const KvCache& kv() const { return kv_; }
+  KvCache& kv() { return kv_; }
+  Slots& slots() { return slots_; }
   const EngineStats& stats();  // brings the gauges up to date
   // The sequence of a row, for tools and tests. O(running).
   const Sequence* sequence_in_row(int32_t row) const { return scheduler_.in_row(row); }
@@ -90,6 +93,8 @@ class EngineCore {
                           const StepResult& result);
 
   // pool.cc: the vector of a prompt ends its request
+  static void note_vectors(Sequence& seq, const StepEntry& e, const StepResult& result,
+                           const PendingStep& step);
   void commit_vector(Sequence& seq, int32_t row, const StepResult& result, const PendingStep& step,
                      Actions& actions);
 
@@ -115,6 +120,7 @@ class EngineCore {
   const EngineConfig config_;
   EngineStats stats_;
   KvCache kv_;
+  Slots slots_;
   Scheduler scheduler_;
   std::vector<PendingStep> steps_;        // ring of max_in_flight, by ticket
   Ticket submitted_ = 0, completed_ = 0;  // steps submitted and steps reported

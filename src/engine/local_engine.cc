@@ -17,11 +17,28 @@ EngineConfig fitted(EngineConfig config, const PlanSet& plans, const Executable&
   return config;
 }
 
+// Empty: blocks cannot be transferred. Jobs run between two steps, so none may be in flight then.
+std::string layout_of(const PlanSet& plans, const EngineConfig& config,
+                      const Executable& executable) {
+  if (!config.prefix_cache || config.recurrent || config.encoder || config.max_in_flight > 1)
+    return {};
+  std::string out = fmt::format("{} {}", config.model, plans.numerics_id);
+  try {
+    for (size_t g = 0; g < plans.groups.size(); ++g)
+      out += fmt::format(" {}x{}", plans.groups[g].block_size,
+                         executable.block_bytes(static_cast<uint32_t>(g)));
+  } catch (const Error&) {
+    return {};
+  }
+  return out;
+}
+
 }  // namespace
 
 LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable,
                          EngineConfig config, const Clock& clock, Drafter* drafter)
     : config_(fitted(std::move(config), plans, *executable)),
+      layout_(layout_of(plans, config_, *executable)),
       executable_(std::move(executable)),
       clock_(clock),
       core_(config_, drafter),
@@ -83,19 +100,52 @@ EngineStats LocalEngine::stats() const {
 
 EngineMemory LocalEngine::memory() const {
   const MemoryLedger& m = executable_->memory();
-  return {m.weights, m.kv, m.arena, m.scratch, m.other, m.mapped};
+  return {m.weights, m.kv, m.arena, m.scratch, m.other, m.mapped, executable_->untouched_bytes()};
+}
+
+bool LocalEngine::between_steps(std::function<void()> job) {
+  std::future<void> done;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return false;
+    jobs_.emplace_back(std::move(job));
+    done = jobs_.back().get_future();
+    wake_.notify_one();
+  }
+  try {
+    done.get();  // throws what the job throws
+  } catch (const std::future_error&) {
+    return false;
+  }
+  return true;
 }
 
 PrefixTree LocalEngine::prefix_tree(int64_t most) {
-  std::future<PrefixTree> tree;
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_) return {};
-    tree_requests_.push_back({most, {}});
-    tree = tree_requests_.back().tree.get_future();
-    wake_.notify_one();
-  }
-  return tree.get();
+  PrefixTree tree;
+  between_steps([&] { tree = tokamak::prefix_tree(core_.kv(), most); });
+  return tree;
+}
+
+void LocalEngine::on_slots(std::function<void()> job) {
+  if (layout_.empty())
+    fail(ErrorCode::kUnsupported, "{} has no prefix cache that can be saved", config_.model);
+  if (!between_steps(std::move(job))) fail(ErrorCode::kUnavailable, "the engine has stopped");
+}
+
+SavedPrefix LocalEngine::save_slot(int32_t slot, const std::string& salt) {
+  SavedPrefix saved;
+  on_slots([&] { saved = core_.slots().save(slot, salt, core_.kv(), *executable_); });
+  return saved;
+}
+
+void LocalEngine::restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) {
+  on_slots([&] { core_.slots().restore(slot, salt, saved, core_.kv(), *executable_); });
+}
+
+int64_t LocalEngine::erase_slot(int32_t slot, const std::string& salt) {
+  int64_t tokens = 0;
+  on_slots([&] { tokens = core_.slots().erase(slot, salt, core_.kv()); });
+  return tokens;
 }
 
 bool LocalEngine::trace_step(bool prompts, int skip, TraceSink sink) {
@@ -122,9 +172,9 @@ void LocalEngine::stop(Stop how) {
 void LocalEngine::loop() {
   try {
     while (take_inbox()) {
+      run_jobs();
       core_.advance(clock_.now(), events_, actions_);
       carry_out();
-      show_trees();
       events_.clear();
       if (!steps_.empty()) steps_.next(events_);
     }
@@ -134,26 +184,23 @@ void LocalEngine::loop() {
   }
   std::lock_guard lock(mutex_);
   ended_ = true;
-  for (TreeRequest& request : tree_requests_) request.tree.set_value({});
-  tree_requests_.clear();
+  jobs_.clear();  // who waits for one gets an exception
 }
 
-void LocalEngine::show_trees() {
-  std::vector<TreeRequest> requests;
+void LocalEngine::run_jobs() {
+  std::vector<std::packaged_task<void()>> jobs;
   {
     std::lock_guard lock(mutex_);
-    requests.swap(tree_requests_);
+    jobs.swap(jobs_);
   }
-  for (TreeRequest& request : requests)
-    request.tree.set_value(tokamak::prefix_tree(core_.kv(), request.most));
+  for (std::packaged_task<void()>& job : jobs) job();
 }
 
 // Sleeps while there is nothing to do. events_ may have the completion of a step.
 bool LocalEngine::take_inbox() {
   std::unique_lock lock(mutex_);
   auto something = [&] {
-    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty() ||
-           !tree_requests_.empty();
+    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty() || !jobs_.empty();
   };
   if (!something()) {
     Nanos wakeup = actions_.next_wakeup;

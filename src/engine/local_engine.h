@@ -2,9 +2,11 @@
 // The engine in this process: one thread around EngineCore and an Executable.
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -40,6 +42,10 @@ class LocalEngine final : public Client {
   EngineStats stats() const override;
   EngineMemory memory() const override;
   PrefixTree prefix_tree(int64_t most) override;
+  SavedPrefix save_slot(int32_t slot, const std::string& salt) override;
+  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override;
+  int64_t erase_slot(int32_t slot, const std::string& salt) override;
+  std::string kv_layout() const override { return layout_; }
   bool trace_step(bool prompts, int skip, TraceSink sink) override;
   const EngineConfig& config() const { return config_; }
 
@@ -52,12 +58,16 @@ class LocalEngine final : public Client {
   bool take_inbox();  // false: stopped, and nothing is left to do
   void carry_out();   // actions_
   void give_up(const std::string& why);
-  void show_trees();  // to those who wait for them
+  void run_jobs();
+  // Runs it on the engine's thread and waits. False: the engine has ended.
+  bool between_steps(std::function<void()> job);
+  void on_slots(std::function<void()> job);
   void submit_step(const SubmitAction& action);
   void deliver(Delta&& delta);
   void post(Event event);
 
   const EngineConfig config_;
+  const std::string layout_;
   std::unique_ptr<Executable> executable_;
   const Clock& clock_;
 
@@ -80,11 +90,7 @@ class LocalEngine final : public Client {
   bool stopping_ = false, cancel_all_ = false, broken_ = false;
   EngineInfo info_;
   EngineStats stats_;
-  struct TreeRequest {
-    int64_t most;
-    std::promise<PrefixTree> tree;
-  };
-  std::vector<TreeRequest> tree_requests_;
+  std::vector<std::packaged_task<void()>> jobs_;
   struct TraceRequest {
     bool prompts = false;
     int skip = 0;

@@ -14,6 +14,7 @@ constexpr SampleSetting kSampleSettings[] = {
     {"top_p", 0, 1, &SampleSpec::top_p},
     {"min_p", 0, 1, &SampleSpec::min_p},
     {"typical_p", 0, 1, &SampleSpec::typical_p},
+    {"min_keep", 0, INT32_MAX, nullptr, &SampleSpec::min_keep},
     {"repetition_penalty", 0.01, 10, &SampleSpec::repetition_penalty},
     {"presence_penalty", -2, 2, &SampleSpec::presence_penalty},
     {"frequency_penalty", -2, 2, &SampleSpec::frequency_penalty},

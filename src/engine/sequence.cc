@@ -24,6 +24,7 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   draft = {};
   moves.clear();
   prompt_logprobs.clear();
+  vectors.clear();
   prompt_top.clear();
   lane = passed_over = cached_tokens = unsent = 0;
   cached_now = looked_at = 0;

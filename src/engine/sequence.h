@@ -129,6 +129,7 @@ class Sequence {
   int32_t failures = 0;                // failed steps since it last got further than ever
   int32_t furthest = 0;                // most tokens that were ever computed
   std::vector<float> prompt_logprobs;  // committed scores
+  std::vector<float> vectors;          // of their rows, with RequestSpec::pool
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
   float mirostat_mu = kMirostatStart;  // after the last committed token

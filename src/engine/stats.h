@@ -87,10 +87,11 @@ struct EngineStats {
   DispatchStats dispatch;  // of the executable
 };
 
-// Bytes, exactly as allocated.
+// Bytes, exactly as allocated. `other` is on the heap.
 struct EngineMemory {
   uint64_t weights = 0, kv = 0, arena = 0, scratch = 0, other = 0;  // of the executable
   uint64_t mapped = 0;                                              // of weights: pages of a file
+  uint64_t untouched = 0;  // of all: reserved, not resident
   uint64_t total() const { return weights + kv + arena + scratch + other; }
 };
 

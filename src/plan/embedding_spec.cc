@@ -12,6 +12,8 @@ const char* pooling_name(Pooling pooling) {
       return "mean";
     case Pooling::kFirst:
       return "cls";
+    case Pooling::kTokens:
+      return "tokens";
     case Pooling::kLast:
       return "last";
   }
@@ -19,7 +21,8 @@ const char* pooling_name(Pooling pooling) {
 }
 
 Pooling parse_pooling(std::string_view name) {
-  for (Pooling p : {Pooling::kNone, Pooling::kMean, Pooling::kFirst, Pooling::kLast})
+  for (Pooling p :
+       {Pooling::kNone, Pooling::kMean, Pooling::kFirst, Pooling::kLast, Pooling::kTokens})
     if (name == pooling_name(p)) return p;
   fail(ErrorCode::kInvalidArgument, "pooling \"{}\" is not known: use mean, cls or last", name);
 }

@@ -11,9 +11,9 @@
 
 namespace tokamak {
 
-// Which rows of a sequence give its vector.
-enum class Pooling : uint8_t { kNone, kMean, kFirst, kLast };
-const char* pooling_name(Pooling pooling);  // "none", "mean", "cls", "last"
+// Which rows of a sequence give its vector. kTokens: each gives one of its own.
+enum class Pooling : uint8_t { kNone, kMean, kFirst, kLast, kTokens };
+const char* pooling_name(Pooling pooling);  // "none", "mean", "cls", "last", "tokens"
 // From a name of these; throws Error(kInvalidArgument).
 Pooling parse_pooling(std::string_view name);
 
@@ -30,7 +30,8 @@ struct EmbeddingSpec {
   // texts fits.
   std::vector<std::string> labels;
 
-  bool embeds() const { return pooling != Pooling::kNone && labels.empty(); }
+  bool embeds() const { return pooling != Pooling::kNone && !per_token() && labels.empty(); }
+  bool per_token() const { return pooling == Pooling::kTokens; }
   bool classifies() const { return !labels.empty(); }
   bool generates() const { return !encoder; }
   const std::string* prompt(std::string_view name) const;  // nullptr: there is no such prompt

@@ -37,6 +37,7 @@ struct SampleSpec {
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f, min_p = 0.0f;
   float typical_p = 1.0f;    // 1: off
+  int32_t min_keep = 0;      // top-p, min-p, typical and XTC leave at least as many tokens
   float top_n_sigma = 0.0f;  // keep logits within n standard deviations of the largest; 0: off
   // The temperature follows the entropy, between temperature - range and temperature + range; 0:
   // it is fixed.

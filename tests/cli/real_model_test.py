@@ -105,16 +105,26 @@ class RealModel(unittest.TestCase):
                 self.assertTrue(line, output)
                 output += line
             url = re.search(r"http://\S+", output).group()
-            body = json.dumps({"prompt": "word " * 900, "max_tokens": 8}).encode()
-            for salt in "abcdef":  # until every KV block has been used
-                request = urllib.request.Request(url + "/v1/completions", body[:-1] + f', "cache_salt": "{salt}"}}'.encode(),
-                                                 {"content-type": "application/json"})
+            def post(**body):
+                request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
                 urllib.request.urlopen(request, timeout=120).read()
-            metrics = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
-            counted = sum(float(v) for v in re.findall(r"^tokamak_memory_bytes\{.*\} (\S+)", metrics, re.M))
-            resident = float(re.search(r"^process_resident_memory_bytes (\S+)", metrics, re.M).group(1))
-            self.assertGreater(counted, 100e6)
-            self.assertLess(resident - counted, 64e6)
+
+            def check(when):
+                metrics = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
+                value = lambda name: sum(float(v) for v in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)", metrics, re.M))
+                counted = value("tokamak_memory_bytes") + value("tokamak_process_memory_bytes") - value("tokamak_memory_untouched_bytes")
+                resident = value("process_resident_memory_bytes")
+                self.assertGreater(counted, 100e6)
+                self.assertLess(abs(counted / resident - 1), 0.01, f"{when}: {counted / 2**20:.1f} MiB counted, {resident / 2**20:.1f} resident")
+                return value("tokamak_memory_untouched_bytes"), value("tokamak_memory_bytes")
+
+            self.assertGreater(check("at start")[0], 80e6)  # of 90 MB of KV
+            for salt in "abcdef":  # until every KV block has been used
+                post(prompt="word " * 900, max_tokens=8, cache_salt=salt)
+            check("with a full cache")
+            post(prompt="x", max_tokens=8, n=64, ignore_eos=True)
+            untouched, engine = check("after the largest batch")
+            self.assertLess(untouched, 0.02 * engine)
         finally:
             process.terminate()
             self.assertEqual(process.wait(timeout=60), 0)

@@ -74,6 +74,8 @@ class Whole(Api):
         data = self.complete("abcdef", truncate_prompt_tokens=2, echo=True, return_token_ids=True, max_tokens=1)["choices"][0]
         self.assertEqual((data["prompt_token_ids"], data["text"][:2]), (list(b"ef"), "ef"))
         self.assertEqual(self.complete("abc", truncate_prompt_tokens=9)["usage"]["prompt_tokens"], 3)
+        self.assertEqual(self.complete("abcdef", truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True, max_tokens=1)["choices"][0]["prompt_token_ids"], list(b"ab"))
+        self.assertEqual(self.post("/v1/completions", {"prompt": "a", "truncation_side": "up"})[1]["error"]["param"], "truncation_side")
         long = "y" * 5000
         self.assertEqual(self.post("/v1/completions", {"prompt": long})[1]["error"]["code"], "context_length_exceeded")
         self.assertEqual(self.complete(long, truncate_prompt_tokens=-1, max_tokens=96)["usage"]["prompt_tokens"], 4000)

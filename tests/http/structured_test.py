@@ -44,6 +44,18 @@ class Structured(unittest.TestCase):
                     self.assertTrue(is_valid(choice["text"]), choice["text"])
         self.assertGreaterEqual(ended, 12)
 
+    def test_anthropics_way_to_ask_for_a_schema(self):
+        ended, form = 0, {"type": "json_schema", "schema": SCHEMA}
+        for fields in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form}) * 4:
+            status, _, data = self.server.post("/v1/messages", messages=[{"role": "user", "content": "x"}], max_tokens=48, temperature=1, **fields)
+            self.assertEqual(status, 200, data)
+            if data["stop_reason"] == "end_turn":
+                ended += 1
+                self.assertTrue(is_valid(data["content"][0]["text"]), data)
+        self.assertGreater(ended, 0)
+        for fields in ({"output_format": {"type": "text"}}, {"output_config": {"format": {"type": "json_schema"}}}):
+            self.assertEqual(self.server.post("/v1/messages", messages=[{"role": "user", "content": "x"}], max_tokens=4, **fields)[0], 400)
+
     def test_a_seed_gives_the_same_answers_again(self):
         one, two = self.choices(seed=7, guided_json=SCHEMA), self.choices(seed=7, guided_json=SCHEMA)
         self.assertEqual([c["text"] for c in one], [c["text"] for c in two])
@@ -161,7 +173,7 @@ class Structured(unittest.TestCase):
         self.assertEqual(native(dry_multiplier=0.01), native(dry_multiplier=0.01, repeat_last_n=-1))
         no = "unsupported_parameter"
         self.refused("repeat_last_n", no, repeat_last_n=8, dry_multiplier=1, repetition_penalty=2)
-        self.refused("min_keep", no, path="/completion", min_keep=3)
+        self.refused("post_sampling_probs", no, path="/completion", min_keep=3, post_sampling_probs=True)
 
     def test_probabilities_after_sampling(self):
         """They show what penalties do: on llama.cpp's route they count the prompt, on OpenAI's the answer only."""

@@ -30,6 +30,11 @@ void add_results(const SamplePhase& phase, StepResult& out) {
   out.path_start.assign(1, 0);
 }
 
+bool keeps_more(const SampleRow& sample) {
+  return sample.spec && sample.spec->min_keep > 1 && sample.spec->temperature > 0 &&
+         (sample.mode == SampleRow::Mode::kSample || sample.mode == SampleRow::Mode::kDraft);
+}
+
 }  // namespace
 
 void keep_sample_inputs(const StepInputs& from, StepInputs& to) {
@@ -282,10 +287,33 @@ void Sampler::fill_table(const SamplePhase& phase, const float* logits) {
     const Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
     auto mask = sample.masked ? std::span(waiting_.masks).subspan(r * words, words)
                               : std::span<const uint32_t>();
-    if (Mirostat::applies(sample)) mask = mirostat_mask(sample, r, row, logits, mask);
+    if (Mirostat::applies(sample))
+      mask = mirostat_mask(sample, r, row, logits, mask);
+    else if (keeps_more(sample))
+      mask = min_keep_mask(phase, r, row, logits, mask);
     table_.add(sample, history_of(phase, r, row), row.prompt_tokens, mask);
   }
   table_.finish(logits);
+}
+
+// The op choose_token has no such bound: the token is chosen here, and is the only one left there.
+std::span<const uint32_t> Sampler::min_keep_mask(const SamplePhase& phase, size_t r, const Row& row,
+                                                 const float* logits,
+                                                 std::span<const uint32_t> mask) {
+  TK_CHECK(logits != nullptr, "min_keep needs logits");
+  const SampleRow& sample = phase.inputs.samples[r];
+  if (!keeper_) keeper_ = std::make_unique<TokenChooser>(vocab_);
+  SampleTable one(vocab_);
+  one.clear();
+  one.add(sample, history_of(phase, r, row), row.prompt_tokens, mask);
+  one.finish(logits + r * static_cast<size_t>(vocab_));
+  SampleArgs args = one.args();
+  args.min_keep = sample.spec->min_keep;
+  int32_t id = keeper_->choose(args, 0);
+  if (id < 0) return mask;  // the step says why
+  kept_.assign(mask_words(vocab_), 0);
+  kept_[static_cast<size_t>(id) / 32] = 1u << (id % 32);
+  return kept_;
 }
 
 std::span<const uint32_t> Sampler::mirostat_mask(const SampleRow& sample, size_t r, const Row& row,

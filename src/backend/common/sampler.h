@@ -8,6 +8,7 @@
 // target's own sample.
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -94,6 +95,9 @@ class Sampler {
   void finish_row(const SamplePhase& phase, size_t r, StepResult& out);
   std::span<const uint32_t> mirostat_mask(const SampleRow& sample, size_t r, const Row& row,
                                           const float* logits, std::span<const uint32_t> mask);
+  // With min_keep: the one token that the host chooses.
+  std::span<const uint32_t> min_keep_mask(const SamplePhase& phase, size_t r, const Row& row,
+                                          const float* logits, std::span<const uint32_t> mask);
   void add_paths(const SamplePhase& phase, StepResult& out);
 
   int64_t vocab_;
@@ -102,6 +106,8 @@ class Sampler {
   std::vector<Row> rows_;
   SampleTable table_;
   SampleTokens tokens_;
+  std::unique_ptr<TokenChooser> keeper_;  // of rows with min_keep, made for the first
+  std::vector<uint32_t> kept_;            // the mask of such a row
   Mirostat mirostat_;
   std::vector<double> mirostat_totals_;  // per output
   std::vector<float> guided_;            // logits of a phase with guided rows

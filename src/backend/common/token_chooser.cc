@@ -42,6 +42,7 @@ TokenChooser::Settings TokenChooser::settings(const SampleArgs& args, int64_t ro
   // Greedy rows stay greedy, wherever the division took place.
   s.temperature = given[kParamTemperature] <= 0 ? 0 : p[kParamTemperature];
   s.top_k = static_cast<int64_t>(std::max(0.0f, p[kParamTopK]));
+  s.min_keep = args.min_keep;
   s.top_p = p[kParamTopP];
   s.min_p = p[kParamMinP];
   s.typical_p = p[kParamTypicalP];
@@ -86,7 +87,7 @@ int32_t TokenChooser::choose(const SampleArgs& args, int64_t row) {
   if (args.x) logits = {args.x + row * vocab_, static_cast<size_t>(vocab_)};
   // Only filters that choose_plain() knows, in its order.
   bool plain = s.order.empty() && s.typical_p >= 1.0f && s.xtc_probability <= 0 &&
-               s.top_n_sigma <= 0 && s.dynatemp_range <= 0;
+               s.top_n_sigma <= 0 && s.dynatemp_range <= 0 && s.min_keep <= 1;
   return plain ? choose_plain(s, adjust(s, logits)) : choose_staged(s, logits);
 }
 

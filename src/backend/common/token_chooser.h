@@ -34,6 +34,7 @@ struct SampleArgs {
   const float* bias_values = nullptr;
   const int32_t* masks = nullptr;  // [masks, mask_words(vocab)]
   uint32_t done = 0;               // bits of params whose stage ran elsewhere
+  int32_t min_keep = 0;            // of all rows: SampleSpec::min_keep
 };
 
 // Used by one thread at a time. No allocation after warm-up. Greedy rows cost two passes over the
@@ -60,7 +61,7 @@ class TokenChooser {
     float temperature, top_p, min_p, typical_p, xtc_probability, xtc_threshold;
     float top_n_sigma, dynatemp_range, dynatemp_exponent;
     float repetition, presence, frequency, dry_multiplier, dry_base;
-    int64_t top_k;
+    int64_t top_k, min_keep;
     uint64_t seed;
     int32_t choice, position, prompt_tokens, dry_allowed_length, dry_last_n;
     std::span<const int32_t> history, dry_breakers, order, bias_ids, mask;
@@ -96,7 +97,9 @@ class TokenChooser {
   void run_stage(SampleStage stage, const Settings& s);
   void refresh();  // candidates' logits after scratch_ changed
   double candidate_mass(float peak);
-  void keep_typical(float typical_p);
+  void keep_typical(const Settings& s);
+  template <class Filter>
+  void keep_enough(const Settings& s, Filter filter);
   void exclude_top(const Settings& s);
   void keep_top_n_sigma(float n);
   float temperature_of(const Settings& s);

@@ -86,7 +86,7 @@ double TokenChooser::candidate_mass(float peak) {
 }
 
 // Those whose surprise is closest to the distribution's entropy, until they hold typical_p of it.
-void TokenChooser::keep_typical(float typical_p) {
+void TokenChooser::keep_typical(const Settings& s) {
   float peak = std::min_element(candidates_.begin(), candidates_.end())->logit;
   double total = candidate_mass(peak), entropy = 0;
   auto log_p = [&](const Candidate& c) {
@@ -100,7 +100,8 @@ void TokenChooser::keep_typical(float typical_p) {
   std::sort(surprise_.begin(), surprise_.end());
   double mass = 0;
   size_t kept = 0;
-  while (kept < surprise_.size() && mass <= static_cast<double>(typical_p))
+  while (kept < surprise_.size() &&
+         (mass <= static_cast<double>(s.typical_p) || static_cast<int64_t>(kept) < s.min_keep))
     mass += std::exp(log_p(candidates_[static_cast<size_t>(surprise_[kept++].second)]));
   surprise_.resize(kept);
   std::sort(surprise_.begin(), surprise_.end(),
@@ -123,6 +124,9 @@ void TokenChooser::exclude_top(const Settings& s) {
   for (const Candidate& c : candidates_)
     if (reaches(c) && (last == nullptr || *last < c)) last = &c;
   if (last == nullptr) return;
+  if (s.min_keep > 1 && std::count_if(candidates_.begin(), candidates_.end(), reaches) - 1 >
+                            std::ssize(candidates_) - s.min_keep)
+    return;
   Candidate keep = *last;
   std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.id != keep.id; });
 }
@@ -159,6 +163,17 @@ float TokenChooser::temperature_of(const Settings& s) {
   return std::max(static_cast<float>(low + (high - low) * share), kLeastTemperature);
 }
 
+// The best candidates stay where a filter leaves fewer than min_keep.
+template <class Filter>
+void TokenChooser::keep_enough(const Settings& s, Filter filter) {
+  if (s.min_keep <= 1) return filter();
+  std::vector<Candidate> before = candidates_;
+  filter();
+  if (std::ssize(candidates_) >= s.min_keep) return;
+  candidates_ = std::move(before);
+  keep_best(static_cast<size_t>(s.min_keep));
+}
+
 void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
   auto peak = [&] { return std::min_element(candidates_.begin(), candidates_.end())->logit; };
   switch (stage) {
@@ -175,16 +190,17 @@ void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
       if (s.top_k > 0) keep_best(static_cast<size_t>(s.top_k));
       return;
     case SampleStage::kTypical:
-      if (s.typical_p < 1) keep_typical(s.typical_p);
+      if (s.typical_p < 1) keep_typical(s);
       return;
     case SampleStage::kTopP:
-      if (float best = peak(); s.top_p < 1) keep_top_p(s.top_p, 1.0f, best, candidate_mass(best));
+      if (float best = peak(); s.top_p < 1)
+        keep_enough(s, [&] { keep_top_p(s.top_p, 1.0f, best, candidate_mass(best)); });
       return;
     case SampleStage::kMinP:
-      if (s.min_p > 0) {
-        float bound = peak() + std::log(std::min(s.min_p, 1.0f));
-        std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < bound; });
-      }
+      if (float bound = peak() + std::log(std::min(s.min_p, 1.0f)); s.min_p > 0)
+        keep_enough(s, [&] {
+          std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < bound; });
+        });
       return;
     case SampleStage::kXtc:
       if (s.xtc_probability > 0) exclude_top(s);

@@ -70,7 +70,7 @@ class CpuOp {
   virtual int64_t scratch_bytes() const { return 0; }  // per thread
   // Scratch that all threads see: at most KernelCall::scratch.
   virtual int64_t shared_bytes() const { return 0; }
-  virtual uint64_t own_bytes() const { return 0; }  // held beside the scratch
+  virtual uint64_t own_bytes() const { return 0; }  // on the heap, beside the scratch
   virtual RopeUse* rope_use() { return nullptr; }   // of ops that rotate
 };
 

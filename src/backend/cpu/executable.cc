@@ -84,7 +84,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
   for (const Prepared& p : prepared_)
     for (const Call& c : p.calls) {
       scratch = std::max(scratch, c.op->scratch_bytes());
-      ledger_.scratch += c.op->own_bytes();
+      ledger_.other += c.op->own_bytes();
     }
   scratch = (scratch + 4095) / 4096 * 4096 +
             64;  // not a multiple of a page: threads would share cache sets
@@ -98,9 +98,17 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
   }
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes() + sample_arena_.bytes();
-  ledger_.scratch += scratch_.bytes();
-  ledger_.other = sampler_.bytes();
+  ledger_.scratch = scratch_.bytes();
+  ledger_.other += sampler_.bytes();
   if (std::getenv("TOKAMAK_AUDIT") && !eager_) make_audit();
+}
+
+uint64_t CpuExecutable::untouched_bytes() const {
+  uint64_t total =
+      kv_.untouched() + arena_.untouched() + sample_arena_.untouched() + scratch_.untouched();
+  for (const Weight& w : weights_)
+    total += w.matrix_memory.untouched() + w.plain_memory.untouched();
+  return total;
 }
 
 void CpuExecutable::make_audit() {

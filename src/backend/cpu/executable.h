@@ -38,6 +38,7 @@ class CpuExecutable final : public Executable {
                       std::span<const std::byte> bytes) override;
   void wait(Ticket ticket) override;
   const MemoryLedger& memory() const override { return ledger_; }
+  uint64_t untouched_bytes() const override;
   const DispatchStats& dispatch() const override { return binder_.stats(); }
   // The schedule of the plan that ran last, and its context: for tools and tests.
   const ScheduleMaker& scheduler() const { return *prepared_[last_plan_].scheduler; }

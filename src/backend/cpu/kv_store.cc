@@ -204,4 +204,11 @@ uint64_t KvStore::bytes() const {
   return total;
 }
 
+uint64_t KvStore::untouched() const {
+  uint64_t total = 0;
+  for (const KvState& s : states_)
+    for (const KvPlane& p : s.planes) total += p.memory.untouched();
+  return total;
+}
+
 }  // namespace tokamak::cpu

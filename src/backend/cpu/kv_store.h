@@ -71,6 +71,7 @@ class KvStore {
   void read_blocks(uint32_t group, std::span<const int32_t> blocks, std::byte* to) const;
   void write_blocks(uint32_t group, std::span<const int32_t> blocks, const std::byte* from);
   uint64_t bytes() const;
+  uint64_t untouched() const;
 
  private:
   std::vector<KvState> states_;

@@ -2,13 +2,19 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tokamak::cpu {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+}  // namespace
 
 Buffer::Buffer(uint64_t bytes, uint64_t lead) {
   if (bytes == 0) return;
-  constexpr uint64_t kPage = 4096;
   bytes_ = (bytes + kPage - 1) / kPage * kPage;
   lead_ = lead / kPage * kPage;
   void* p = mmap(nullptr, lead_ + bytes_, PROT_READ | PROT_WRITE,
@@ -25,6 +31,18 @@ Buffer::Buffer(uint64_t bytes, uint64_t lead) {
 
 Buffer::~Buffer() {
   if (data_) munmap(data_ - lead_, lead_ + bytes_);
+}
+
+uint64_t Buffer::untouched() const {
+  unsigned char pages[8192];
+  uint64_t absent = 0;
+  for (uint64_t at = 0; at < bytes_; at += sizeof pages * kPage) {
+    uint64_t part = std::min<uint64_t>(bytes_ - at, sizeof pages * kPage);
+    if (mincore(data_ + at, part, pages) != 0) return 0;
+    absent += static_cast<uint64_t>(
+        std::count_if(pages, pages + part / kPage, [](unsigned char p) { return (p & 1) == 0; }));
+  }
+  return absent * kPage;
 }
 
 }  // namespace tokamak::cpu

@@ -30,6 +30,7 @@ class Buffer {
   }
   uint8_t* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  uint64_t untouched() const;  // bytes of it that are not resident; asks the system, any thread
 
  private:
   uint8_t* data_ = nullptr;

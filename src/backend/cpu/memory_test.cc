@@ -23,5 +23,18 @@ TEST(Buffer, ItsLeadIsNeverResident) {
   }
 }
 
+TEST(Buffer, CountsWhatIsNotTouched) {
+  constexpr uint64_t kPage = 4096;
+  Buffer small(100 * kPage), none;
+  EXPECT_EQ(small.untouched(), 100 * kPage);
+  for (uint64_t page : {0, 7, 99}) small.data()[page * kPage] = 1;
+  EXPECT_EQ(small.untouched(), 97 * kPage);
+  EXPECT_EQ(none.untouched(), 0u);
+  Buffer large(40 << 20, 3 * kPage);  // more pages than are asked for at once
+  EXPECT_EQ(large.untouched(), large.bytes());
+  std::memset(large.data(), 1, large.bytes());
+  EXPECT_EQ(large.untouched(), 0u);
+}
+
 }  // namespace
 }  // namespace tokamak::cpu

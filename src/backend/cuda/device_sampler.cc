@@ -25,7 +25,7 @@ bool filters(const SampleSpec& spec) {
 
 // Every field is named, so that a new one does not compile until it is decided who runs it.
 bool device_has_filters(const SampleSpec& spec) {
-  const auto& [temperature, top_k, top_p, min_p, typical_p, top_n_sigma, dynatemp_range,
+  const auto& [temperature, top_k, top_p, min_p, typical_p, min_keep, top_n_sigma, dynatemp_range,
                dynatemp_exponent, dry_multiplier, dry_base, dry_allowed_length, dry_last_n,
                dry_breakers, xtc_probability, xtc_threshold, mirostat, mirostat_tau, mirostat_eta,
                order, repetition_penalty, presence_penalty, frequency_penalty, penalty_last_n,
@@ -41,8 +41,8 @@ bool device_has_filters(const SampleSpec& spec) {
   // On the host.
   (void)dynatemp_exponent, (void)xtc_threshold, (void)mirostat_tau, (void)mirostat_eta;
   return order.empty() && typical_p >= 1 && xtc_probability <= 0 && top_n_sigma <= 0 &&
-         dynatemp_range <= 0 && mirostat == 0 && guidance_scale == 1 && dola_layers.empty() &&
-         !rejection && !report_sampled;
+         dynatemp_range <= 0 && mirostat == 0 && min_keep <= 1 && guidance_scale == 1 &&
+         dola_layers.empty() && !rejection && !report_sampled;
 }
 
 bool device_can_sample(std::span<const SampleRow> samples) {

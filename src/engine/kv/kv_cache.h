@@ -64,6 +64,8 @@ class KvCache {
   // when at least a quarter of a unit is shared.
   void find_prefix(std::string_view salt, std::span<const int32_t> ids, int64_t most,
                    PrefixHit& hit);
+  // Drops cached content of `ids` from its end on, as far as nothing else continues or uses it.
+  void forget(std::string_view salt, std::span<const int32_t> ids);
   // The first `tokens` slots of another sequence, which has computed them; hit.tokens is 0 if some
   // of them have left its window.
   void find_fork(const SequenceBlocks& from, int64_t tokens, PrefixHit& hit) const;

@@ -184,6 +184,28 @@ void KvCache::leave_index(SequenceBlocks& seq) {
   seq.settled = 0;
 }
 
+void KvCache::forget(std::string_view salt, std::span<const int32_t> ids) {
+  walk(salt, ids, std::ssize(ids));
+  for (auto u = static_cast<size_t>(walk_whole_); u-- > 0;) {
+    const PrefixNode node = walk_[u];
+    std::vector<PrefixNode> children;
+    index_->children(node, children);
+    bool used = !children.empty() || index_->producers(node) > 0;
+    for (size_t g = 0; g < groups_.size(); ++g)
+      for (int32_t part = 0; part < index_->parts(g); ++part)
+        if (BlockHandle h = index_->block(node, g, part); h.valid())
+          used = used || !pools_[g].cached(h);
+    if (used) return;
+    for (size_t g = 0; g < groups_.size(); ++g)
+      for (int32_t part = 0; part < index_->parts(g); ++part)
+        if (BlockHandle h = index_->block(node, g, part); h.valid()) {
+          index_->set_block(node, g, part, {});
+          pools_[g].unindex(h);
+        }
+    index_->prune(node);
+  }
+}
+
 void KvCache::evict(size_t group) {
   BlockHandle victim = pools_[group].next_victim();
   IndexPlace place = pools_[group].place(victim);

@@ -61,9 +61,9 @@ void add_samples(StepEntry& e, bool pool_first, StepInputs& in) {
   const Sequence& seq = *e.sequence;
   e.first_out = static_cast<int32_t>(in.out_rows.size());
   int32_t first = seq.first_score_row(e.start);
+  auto mode = seq.request->spec.pool ? SampleRow::Mode::kHidden : SampleRow::Mode::kScore;
   for (int32_t s = first; s < first + e.scores; ++s)
-    add_out_row(e, s - e.start, SampleRow::Mode::kScore, in).target =
-        seq.ids()[static_cast<size_t>(s + 1)];
+    add_out_row(e, s - e.start, mode, in).target = seq.ids()[static_cast<size_t>(s + 1)];
   if (e.pools) add_out_row(e, pool_first ? 0 : e.count - 1, SampleRow::Mode::kHidden, in);
   if (e.guides) add_out_row(e, e.count - 1, SampleRow::Mode::kHidden, in);
   if (!e.chooses) return;

@@ -153,6 +153,17 @@ void read_tool_choice(const Value& choice, Value& out) {
                 "Invalid 'tool_choice.type': use auto, any, tool or none.");
 }
 
+// {"type": "json_schema", "schema": ...}: `output_config.format`, or `output_format` in the beta.
+void read_format(const Value& format, const char* param, Value& out) {
+  Fields fields(format, param);
+  if (fields.require_string("type") != "json_schema")
+    bad_request(fields.name("type"), "invalid_value", "Invalid '{}': use json_schema.",
+                fields.name("type"));
+  Value schema = Value::Object{{"name", "format"}, {"schema", fields.require("schema")}};
+  out.set("response_format",
+          Value::Object{{"type", "json_schema"}, {"json_schema", std::move(schema)}});
+}
+
 void read_thinking(const Value& thinking, Value& out) {
   Fields fields(thinking, "thinking");
   std::string type = fields.require_string("type");
@@ -182,6 +193,11 @@ Value anthropic_chat(Fields& fields) {
   if (const Value* choice = fields.find("tool_choice"); choice != nullptr && out.has("tools"))
     read_tool_choice(*choice, out);
   if (const Value* thinking = fields.find("thinking")) read_thinking(*thinking, out);
+  if (const Value* format = fields.find("output_format"))
+    read_format(*format, "output_format", out);
+  if (const Value* config = fields.find("output_config"); config != nullptr && config->is_object())
+    if (const Value* format = config->find("format"); format != nullptr && !format->is_null())
+      read_format(*format, "output_config.format", out);
   return out;
 }
 

@@ -48,6 +48,7 @@ void add_anthropic_routes(Api& api, http::Router& router);
 void add_responses_routes(Api& api, http::Router& router);
 void add_ollama_routes(Api& api, http::Router& router);
 void add_llama_routes(Api& api, http::Router& router);
+void add_slot_routes(Api& api, http::Router& router);
 void add_kserve_routes(Api& api, http::Router& router);
 
 // Tokens of the prompt of a chat request. Throws ApiError.

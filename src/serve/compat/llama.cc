@@ -22,9 +22,9 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",        "penalize_nl",
-                                         "input_prefix", "input_extra",    "input_suffix",
-                                         "slot_id",      "response_fields"};
+constexpr std::string_view kIgnored[] = {"cache_prompt",   "penalize_nl",  "input_prefix",
+                                         "input_extra",    "input_suffix", "slot_id",
+                                         "response_fields"};
 constexpr size_t kMaxList = 1024;    // biases, names of fields
 constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
@@ -32,12 +32,13 @@ constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a
 class LlamaShape final : public Shape {
  public:
   LlamaShape(ShapeOptions options, const Tokenizer& tokenizer, Value prompt, Value wanted,
-             bool silent)
+             bool silent, int32_t slot)
       : Shape(std::move(options)),
         tokenizer_(tokenizer),
         prompt_(std::move(prompt)),
         wanted_(std::move(wanted)),
-        silent_(silent) {
+        silent_(silent),
+        slot_(slot) {
     id_ = new_id("cmpl-");
   }
 
@@ -101,7 +102,7 @@ class LlamaShape final : public Shape {
     value.set("index", piece.index);
     value.set("content", silent_ ? "" : piece.text);
     value.set("tokens", options_.token_ids ? ids_value(piece.ids) : Value::array());
-    value.set("id_slot", -1);
+    value.set("id_slot", slot_);
     value.set("stop", piece.finish != nullptr);
     value.set("tokens_predicted", usage.completion_tokens);
     value.set("tokens_evaluated", usage.prompt_tokens);
@@ -151,6 +152,7 @@ class LlamaShape final : public Shape {
   const Value prompt_, wanted_;
   bool new_line_ = false;  // in the stream so far
   const bool silent_;      // only the prompt was wanted, which is not part of the answer
+  const int32_t slot_;     // that the request names; -1: none
 };
 
 Value sampling_settings(const SampleSpec& sample) {
@@ -164,6 +166,7 @@ Value sampling_settings(const SampleSpec& sample) {
   out.set("min_p", number(sample.min_p));
   out.set("top_n_sigma", number(sample.top_n_sigma));
   out.set("typical_p", number(sample.typical_p));
+  out.set("min_keep", sample.min_keep);
   out.set("xtc_probability", number(sample.xtc_probability));
   out.set("xtc_threshold", number(sample.xtc_threshold));
   out.set("repeat_penalty", number(sample.repetition_penalty));
@@ -190,7 +193,6 @@ Value generation_settings(const GenerationParams& params, const ServedModel& mod
   out.set("ignore_eos", params.ignore_eos);
   out.set("stream", params.stream);
   out.set("n_probs", std::max(0, params.logprobs));
-  out.set("min_keep", 0);
   out.set("post_sampling_probs", params.sample.report_sampled);
   out.set("timings_per_token", params.timings);
   Value stops = Value::array(), biases = Value::array();
@@ -272,6 +274,25 @@ Value all_prompts(const Value& given, const Tokenizer& tokenizer) {
   return list;
 }
 
+// The members of the answer that are wanted; null: all.
+Value wanted_fields(Fields& fields) {
+  const auto* names = fields.array("response_fields");
+  if (names == nullptr || names->empty()) return {};
+  if (names->size() > kMaxList)
+    bad_request("response_fields", "array_above_max_length",
+                "Invalid 'response_fields': at most {} names are allowed.", kMaxList);
+  for (size_t i = 0; i < names->size(); ++i)
+    if (!(*names)[i].is_string())
+      wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
+  return *names;
+}
+
+// Its range is checked with the other fields.
+int32_t slot_of(const Value& body) {
+  const Value* slot = body.find("id_slot");
+  return slot != nullptr && slot->is_int() ? static_cast<int32_t>(slot->as_int()) : -1;
+}
+
 Translated translate_llama(const Value& given, bool infill, const Api& api) {
   Translated out;
   out.chat = false;
@@ -313,22 +334,15 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   if (const Value* stream = fields.find("stream");
       stream != nullptr && stream->is_bool() && stream->as_bool())
     out.body.set("return_token_ids", true);
-  Value wanted;
-  if (const auto* names = fields.array("response_fields"); names != nullptr && !names->empty()) {
-    if (names->size() > kMaxList)
-      bad_request("response_fields", "array_above_max_length",
-                  "Invalid 'response_fields': at most {} names are allowed.", kMaxList);
-    for (size_t i = 0; i < names->size(); ++i)
-      if (!(*names)[i].is_string())
-        wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
-    wanted = *names;
-  }
+  Value wanted = wanted_fields(fields);
   const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
   if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
     out.body.set("repeat_last_n", kRepeatLast);
-  out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent](
+  const int32_t slot = slot_of(given);
+  out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent, slot](
                   ShapeOptions options, const Tokenizer& tokenizer) {
-    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent);
+    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent,
+                                        slot);
   };
   return out;
 }
@@ -426,13 +440,6 @@ void add_llama_routes(Api& api, http::Router& router) {
   router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
   router.add("POST", "/infill", api.generator(llama_dialect(true, api)));
   router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));
-  router.add("POST", "/slots/{id...}", api.quick([](const Request&) -> http::Response {
-    throw ApiError(
-        400,
-        "Slots are not saved to files or erased: prompts stay in the prefix cache, which "
-        "POST /reset_prefix_cache forgets.",
-        "", "not_supported");
-  }));
   router.add("GET", "/slots", api.quick([&api](const Request&) { return slots(api); }));
 }
 

@@ -39,6 +39,7 @@ void add_compat_routes(Api& api, http::Router& router) {
   add_responses_routes(api, router);
   add_ollama_routes(api, router);
   add_llama_routes(api, router);
+  add_slot_routes(api, router);
   add_kserve_routes(api, router);
 }
 

@@ -26,6 +26,16 @@ class AdapterClient final : public Client {
   EngineStats stats() const override { return base_->stats(); }
   EngineMemory memory() const override { return base_->memory(); }
   PrefixTree prefix_tree(int64_t most) override { return base_->prefix_tree(most); }
+  SavedPrefix save_slot(int32_t slot, const std::string& salt) override {
+    return base_->save_slot(slot, salt);
+  }
+  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override {
+    base_->restore_slot(slot, salt, saved);
+  }
+  int64_t erase_slot(int32_t slot, const std::string& salt) override {
+    return base_->erase_slot(slot, salt);
+  }
+  std::string kv_layout() const override { return base_->kv_layout(); }
   bool trace_step(bool prompts, int skip, TraceSink sink) override {
     return base_->trace_step(prompts, skip, std::move(sink));
   }

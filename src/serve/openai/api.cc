@@ -439,13 +439,15 @@ void Api::add_routes(http::Router& router) {
       router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
                  generator(openai_dialect(chat, *this)));
     for (auto [path, route] :
-         {std::pair<const char*, VectorRoute>{"/embeddings", prepare_embeddings},
+         {std::pair<const char*, VectorRoute>{
+              "/embeddings", base.empty() ? prepare_bare_embeddings : prepare_embeddings},
           {"/rerank", prepare_rerank},
           {"/score", prepare_score},
           {"/classify", prepare_classify}})
       router.add("POST", base + path, vectors(route));
     add_program_routes(router, base);
   }
+  router.add("POST", "/embedding", vectors(prepare_llama_embedding));
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,
                with_json([this, method](ExchangePtr exchange, const Value& body, uint64_t) {

@@ -42,8 +42,9 @@ struct ApiOptions {
   std::string version = "0.1.0";
   std::string request_log;      // file for one JSON line per generation request; empty: none
   std::string trace_collector;  // address for spans (OTLP over HTTP); empty: none
-  std::string service_name = "tokamak";           // in the spans
-  bool vllm_metrics = false;                      // also export /metrics under vLLM's names
+  std::string service_name = "tokamak";  // in the spans
+  std::string slot_folder;               // files of saved slots (/slots); empty: they are not saved
+  bool vllm_metrics = false;             // also export /metrics under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
   std::function<void()> restart;                  // replaces the process; empty: it cannot be
 };
@@ -78,6 +79,7 @@ class Api {
   http::Handler vectors(VectorRoute route, ErrorForm form = nullptr, BodyForm body = nullptr);
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
+  std::string salt_of(const std::string& tenant, const std::string& salt) const;  // operators.cc
 
  private:
   static std::string_view key_of(const http::Request& request);  // empty: it has none
@@ -104,7 +106,6 @@ class Api {
   http::Response set_scales(const http::Request& request);
   void add_scale_routes(http::Router& router);
   // operators.cc
-  std::string salt_of(const std::string& tenant, const std::string& salt) const;
   http::Response reset_cache(const http::Request& request);
   http::Response restart(const http::Request& request);
   http::Response prefixes(const http::Request& request);

@@ -93,6 +93,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.negative_prompt = params.negative_prompt;
   const bool bos = !prompt.ids.empty() && prompt.ids[0] == request_.model->tokenizer->bos_id();
   spec.keep = params.keep == 0 && bos ? 1 : params.keep;
+  spec.slot = params.slot;
   spec.progress = params.progress;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;

@@ -263,14 +263,20 @@ void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) 
   }
 }
 
-void write_mapped(PrometheusText& out, const std::vector<ModelMetrics>& models) {
-  out.family("tokamak_memory_mapped_bytes", Type::kGauge,
-             "Weight bytes mapped from a bundle file, shared with other processes.");
-  for (const ModelMetrics& m : models) {
-    std::string labels;
-    add_label(labels, "model_name", m.model);
-    out.sample(labels, static_cast<int64_t>(m.memory.mapped));
-  }
+void write_parts_of_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) {
+  auto write = [&](const char* name, const char* help, uint64_t EngineMemory::*bytes) {
+    out.family(name, Type::kGauge, help);
+    for (const ModelMetrics& m : models) {
+      std::string labels;
+      add_label(labels, "model_name", m.model);
+      out.sample(labels, static_cast<int64_t>(m.memory.*bytes));
+    }
+  };
+  write("tokamak_memory_mapped_bytes",
+        "Weight bytes mapped from a bundle file, shared with other processes.",
+        &EngineMemory::mapped);
+  write("tokamak_memory_untouched_bytes",
+        "Of tokamak_memory_bytes: reserved, resident when it is used.", &EngineMemory::untouched);
 }
 
 // Which plans ran: buckets hit, fallbacks to a more general plan, padding rows.
@@ -373,7 +379,7 @@ std::string metrics_text(const MetricsOptions& options, const std::vector<ModelM
   PrometheusText out(options.open_metrics);
   EngineFamilies(out, models, false).write();
   write_memory(out, models);
-  write_mapped(out, models);
+  write_parts_of_memory(out, models);
   write_dispatch(out, models);
   write_front(out, answers, http);
   write_process(out, options, models);

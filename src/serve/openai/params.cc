@@ -172,8 +172,8 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
     unsupported("repeat_last_n", "With DRY, penalties count all tokens: use -1.");
   read_newer_samplers(fields, model, sample);
   sample.report_sampled = fields.boolean("post_sampling_probs").value_or(false);
-  if (fields.integer("min_keep", 0, INT32_MAX).value_or(0) > 1)
-    unsupported("min_keep", "Samplers keep at least one token.");
+  if (sample.report_sampled && sample.min_keep > 1)
+    unsupported("post_sampling_probs", "It is not available with 'min_keep'.");
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   sample.seed = seed ? static_cast<uint64_t>(*seed) : fallback_seed;
   read_logit_bias(fields, model, sample);
@@ -420,6 +420,8 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
                   "'prompt_logprobs' is not available with 'stream'.");
   }
 
+  params.slot = static_cast<int32_t>(
+      fields.integer("id_slot", -1, std::max<int64_t>(1, model.max_sequences) - 1).value_or(-1));
   params.keep =
       static_cast<int32_t>(fields.integer("n_keep", -1, INT32_MAX).value_or(model.shift_keep));
   fields.integer("n_discard", 0, model.context_shift ? 0 : INT32_MAX);  // a shift drops half
@@ -434,7 +436,8 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.grammar = read_structured(fields, model);
   params.jump_forward = fields.boolean("jump_forward").value_or(model.jump_forward);
   read_token_lists(fields, model, params);
-  for (const char* field : {"logits_processors", "lora_request", "prompt_embeds"})
+  for (const char* field :
+       {"logits_processors", "lora_request", "prompt_embeds", "logprob_token_ids"})
     fields.refuse(field, "It is not available yet.");
   // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.
   for (const char* field : {"kv_transfer_params", "ec_transfer_params", "disaggregated_params",

@@ -51,6 +51,7 @@ struct GenerationParams {
   std::vector<int32_t> prediction;
   std::vector<int32_t> negative_prompt;  // RequestSpec::negative_prompt
   int32_t keep = 0;                      // RequestSpec::keep
+  int32_t slot = -1;                     // RequestSpec::slot
   int priority = 0;
   std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none

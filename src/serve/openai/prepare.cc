@@ -35,9 +35,14 @@ std::optional<int64_t> read_length(Fields& fields, const char* name, int64_t lea
   return length;
 }
 
-// Keeps the last tokens of prompts that are longer; -1: those that leave room for the answer.
+// Keeps the last tokens of prompts that are longer, or the first ones (truncation_side: right); -1:
+// those that leave room for the answer.
 void truncate_prompts(Fields& fields, Prepared& request) {
   auto most = fields.integer("truncate_prompt_tokens", -1, INT32_MAX);
+  std::string side = fields.string("truncation_side").value_or("left");
+  if (side != "left" && side != "right")
+    bad_request("truncation_side", "invalid_value",
+                "Invalid 'truncation_side': expected 'left' or 'right'.");
   if (!most) return;
   if (*most == 0)
     bad_request("truncate_prompt_tokens", "invalid_value",
@@ -48,7 +53,10 @@ void truncate_prompts(Fields& fields, Prepared& request) {
       *most > 0 ? *most : std::max<int64_t>(1, limit_of(*request.model) - answer));
   for (Prompt& prompt : request.prompts) {
     if (prompt.ids.size() <= keep) continue;
-    prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - static_cast<std::ptrdiff_t>(keep));
+    if (side == "right")
+      prompt.ids.resize(keep);
+    else
+      prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - static_cast<std::ptrdiff_t>(keep));
     if (!prompt.text.empty()) prompt.text = request.model->tokenizer->decode(prompt.ids);
   }
 }

@@ -82,6 +82,7 @@ void VectorCall::submit(size_t index) {
   spec.second_text = request_.inputs[index].second_text;
   spec.max_tokens = 0;
   spec.pool = true;
+  spec.score_prompt = request_.per_token;
   spec.priority = request_.priority;
   spec.cache_salt = request_.cache_salt;
   spec.tenant = request_.tenant;

@@ -23,6 +23,7 @@ struct VectorRequest {
   int32_t priority = 0;
   std::string cache_salt, tenant;
   double timeout_seconds = 0;
+  bool per_token = false;  // a vector of each token instead
   int64_t tokens() const;  // of all inputs
   // The body of the answer. Called once, on a worker, with a vector per input.
   std::function<std::string(std::vector<std::vector<float>> vectors)> answer;

@@ -18,6 +18,11 @@ constexpr int64_t kMaxPriority = 1 << 20;
 void require_embeddings(const ServedModel& model) {
   const EmbeddingSpec& spec = model.embedding;
   if (spec.embeds()) return;
+  if (spec.per_token())
+    bad_request("model", "model_not_supported",
+                "The model '{}' gives a vector of each token (--pooling none), and none of a text; "
+                "use /embedding.",
+                model.name);
   if (spec.classifies())
     bad_request("model", "model_not_supported",
                 "The model '{}' is a classifier and gives no embeddings; use /v1/classify or "
@@ -262,6 +267,46 @@ VectorRequest prepare_embeddings(const Value& body, std::shared_ptr<const Served
            ",\"usage\":" + dump_json(usage_of(tokens)) + "}";
   };
   return out;
+}
+
+VectorRequest prepare_llama_embedding(const Value& body, std::shared_ptr<const ServedModel> model) {
+  Fields fields(body);
+  VectorRequest out = begin(fields, std::move(model));
+  const ServedModel& served = *out.model;
+  const EmbeddingSpec& spec = served.embedding;
+  out.per_token = spec.per_token();
+  if (!out.per_token) require_embeddings(served);
+  const int64_t norm = fields.integer("embd_normalize", -1, 2).value_or(out.per_token ? -1 : 2);
+  if (norm == 0 || norm == 1)
+    bad_request("embd_normalize", "invalid_value",
+                "Invalid 'embd_normalize': use 2 (length 1) or -1 (as the model gives it).");
+  const bool normalize = norm == 2;
+  read_inputs(fields, body.has("content") ? "content" : "input", read_prompt(fields, served),
+              read_truncation(fields, served), out);
+  log_unknown_fields(fields.unknown());
+  out.answer = [normalize, width = served.vector_width](std::vector<std::vector<float>> texts) {
+    std::string json = "[";
+    for (size_t i = 0; i < texts.size(); ++i) {
+      fmt::format_to(std::back_inserter(json), "{}{{\"index\":{},\"embedding\":[", i > 0 ? "," : "",
+                     i);
+      const auto n = static_cast<size_t>(width);
+      for (size_t at = 0; at < texts[i].size(); at += n) {
+        std::vector<float> vector(texts[i].begin() + static_cast<std::ptrdiff_t>(at),
+                                  texts[i].begin() + static_cast<std::ptrdiff_t>(at + n));
+        finish_vector(vector, 0, normalize);
+        if (at > 0) json += ',';
+        add_vector(json, vector);
+      }
+      json += "]}";
+    }
+    return json + "]";
+  };
+  return out;
+}
+
+VectorRequest prepare_bare_embeddings(const Value& body, std::shared_ptr<const ServedModel> model) {
+  return (model->embedding.per_token() ? prepare_llama_embedding : prepare_embeddings)(
+      body, std::move(model));
 }
 
 VectorRequest prepare_ollama_embed(const Value& body, std::shared_ptr<const ServedModel> model) {
