@@ -178,9 +178,8 @@ func step {
 
     def test_check_on_the_cpu_backend(self):
         for graph in (GRAPHS / "decoder.tkg", *sorted(OPT.glob("*.tkg"))):
-            for seed in ("1", "2"):
-                done = run("debug", "check", graph, "--backend", "cpu", "--runs", "2", "--seed", seed)
-                self.assertEqual(done.returncode, 0, f"{graph.name}: {done.stdout}{done.stderr}")
+            done = run("debug", "check", graph, "--backend", "cpu", "--runs", "2")
+            self.assertEqual(done.returncode, 0, f"{graph.name}: {done.stdout}{done.stderr}")
 
     def test_a_wrong_rule_is_refused_found_and_named(self):
         wrong = self.file("wrong.rule", "rule planted real: x: f32 silu(x) => sigmoid(x)")
