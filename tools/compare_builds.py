@@ -102,11 +102,9 @@ def compare_speed(old, new, model, rounds):
     for _ in range(rounds):
         for name, folder in (("old", old), ("new", new)):
             command = [folder / "tokamak", "bench", "latency", model, "--prompt", "64", "--gen", "128", "--repeat", "1", "--json"]
-            row = json.loads(subprocess.check_output(command, text=True))
-            row = row[0] if isinstance(row, list) else row.get("rows", [row])[0]
+            row = json.loads(subprocess.check_output(command, text=True))[0]
             for part in ("prefill", "decode"):
-                value = row[part]
-                results.setdefault((part, name), []).append(value["median"] if isinstance(value, dict) else value)
+                results.setdefault((part, name), []).append(row[f"{part}_tokens_per_second"])
     for part in ("prefill", "decode"):
         a, b = (statistics.median(results[part, name]) for name in ("old", "new"))
         print(f"{part}: {a:.1f} -> {b:.1f} tokens/s ({b / a:.3f}), rounds " +
