@@ -137,6 +137,9 @@ TEST(Pool, RequestsAreChecked) {
   EngineConfig config = default_engine_config(plans_with_vectors());
   RequestSpec good = pooling({1, 2, 3});
   check_request(config, good);
+  RequestSpec of_tokens = good;
+  of_tokens.score_prompt = true;  // a vector of each token
+  check_request(config, of_tokens);
   auto refused = [&](auto change) {
     RequestSpec bad = good;
     change(bad);
@@ -144,7 +147,6 @@ TEST(Pool, RequestsAreChecked) {
   };
   refused([](RequestSpec& s) { s.max_tokens = 1; });
   refused([](RequestSpec& s) { s.n = 2; });
-  refused([](RequestSpec& s) { s.score_prompt = true; });
   refused([](RequestSpec& s) { s.second_text = 4; });
   config.vector_width = 0;
   refused([](RequestSpec&) {});

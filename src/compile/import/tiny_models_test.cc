@@ -122,7 +122,7 @@ Values run_recipe(const WeightSource& file, const Recipe& recipe) {
 // the rest must be equal.
 void expect_same_rope(const RopeConfig& a, const RopeConfig& b) {
   EXPECT_EQ(a.dims, b.dims);
-  EXPECT_EQ(a.theta, b.theta);
+  EXPECT_FLOAT_EQ(static_cast<float>(a.theta), static_cast<float>(b.theta));
   if (a.freq_divisors.empty() != b.freq_divisors.empty()) return;
   EXPECT_EQ(a.scaling, b.scaling);
   EXPECT_EQ(a.factor, b.factor);
@@ -143,7 +143,7 @@ void expect_same_model(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.head_dim, b.head_dim);
   EXPECT_EQ(a.context, b.context);
   EXPECT_EQ(a.norm, b.norm);
-  EXPECT_EQ(a.norm_eps, b.norm_eps);
+  EXPECT_FLOAT_EQ(static_cast<float>(a.norm_eps), static_cast<float>(b.norm_eps));
   EXPECT_EQ(a.activation, b.activation);
   EXPECT_EQ(a.gated_mlp, b.gated_mlp);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
@@ -151,7 +151,7 @@ void expect_same_model(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.parallel, b.parallel);
   EXPECT_EQ(a.pre_norms, b.pre_norms);
   EXPECT_EQ(a.post_norms, b.post_norms);
-  EXPECT_EQ(a.residual_scale, b.residual_scale);
+  EXPECT_FLOAT_EQ(static_cast<float>(a.residual_scale), static_cast<float>(b.residual_scale));
   EXPECT_EQ(a.logit_scale, b.logit_scale);
   EXPECT_EQ(a.attention_sinks, b.attention_sinks);
   EXPECT_EQ(a.layer_rotates, b.layer_rotates);

@@ -40,7 +40,7 @@ std::filesystem::path file_of(const Api& api, const std::string& name) {
 }
 
 // Who may restore it: requests with the same key and salt. The key itself is not written.
-std::string owner_of(const std::string& salt) {
+std::string salt_hash(const std::string& salt) {
   Sha256 hash;
   hash.add(std::as_bytes(std::span(salt)));
   return hash.hex();
@@ -50,7 +50,7 @@ uint64_t write_file(const std::filesystem::path& path, const std::string& layout
                     const std::string& salt, const SavedPrefix& saved) {
   NewFile file(path);
   Value head = Value::Object{{"layout", layout},
-                             {"owner", owner_of(salt)},
+                             {"owner", salt_hash(salt)},
                              {"tokens", std::ssize(saved.ids)},
                              {"checksum", checksum(saved.blocks).hex()}};
   std::string text = std::string(kMagic) + dump_json(head) + "\n";
@@ -82,7 +82,7 @@ SavedPrefix read_file(const std::filesystem::path& path, const std::string& layo
     wrong("is not a saved slot");
   }
   if (head.get_string("layout", "") != layout) wrong("was saved with another model or build");
-  if (head.get_string("owner", "") != owner_of(salt)) wrong("was saved with another key or salt");
+  if (head.get_string("owner", "") != salt_hash(salt)) wrong("was saved with another key or salt");
   int64_t tokens = head.get_int("tokens", 0);
   bytes = bytes.subspan(end + 1);
   if (tokens < 1 || static_cast<uint64_t>(tokens) > bytes.size() / sizeof(int32_t))
