@@ -201,7 +201,7 @@ class Structured(unittest.TestCase):
             self.assertAlmostEqual(total, 1, delta=1e-5)
 
     def test_usage_counts_negative_prompts(self):
-        body = {"prompt": "Hello", "max_tokens": 2, "guidance_scale": 2}
+        body = {"prompt": "Hello", "max_tokens": 2, "guidance_scale": 2, "ignore_eos": True}
         count = lambda text: len(self.server.post("/tokenize", prompt=text)[2]["tokens"])
         usage = self.server.post("/v1/completions", **body, negative_prompt="the house")[2]["usage"]
         self.assertEqual(usage["prompt_tokens"], count("Hello") + count("the house"))
