@@ -110,19 +110,6 @@ Activation activation_named(const Fields& f, const std::string& name) {
   fail(ErrorCode::kUnsupported, "{}: activation {} is not supported", f.where(), name);
 }
 
-std::vector<bool> listed_windows(const Fields& f, const Value& types, int64_t layers) {
-  if (!types.is_array() || static_cast<int64_t>(types.size()) != layers)
-    f.wrong("layer_types", "a list with one entry per layer");
-  std::vector<bool> slides;
-  for (const Value& t : types.as_array()) {
-    std::string kind = t.is_string() ? t.as_string() : "";
-    if (kind != "sliding_attention" && kind != "full_attention")
-      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
-    slides.push_back(kind == "sliding_attention");
-  }
-  return slides;
-}
-
 void read_window(const Fields& f, ModelConfig& c) {
   if (c.chunked) return;  // read_variants() does it
   const Usual& usual = usual_of(c);
@@ -137,11 +124,10 @@ void read_window(const Fields& f, ModelConfig& c) {
   int64_t window = f.integer({"sliding_window"}, usual.window);
   if (window <= 0) return;
   std::vector<bool> slides;
-  // In Mistral's family only Ministral uses the list.
-  bool listed = usual.window > 0 && f.text({"model_type"}, "") != "mistral";
-  if (const Value* types = f.find({"layer_types"}); types && listed) {
-    slides = listed_windows(f, *types, c.layers);
-  } else {
+  std::vector<std::string> types;
+  if (usual.window > 0) types = f.layer_types(c.layers, {"sliding_attention", "full_attention"});
+  for (const std::string& type : types) slides.push_back(type == "sliding_attention");
+  if (types.empty()) {
     // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
     // slide.
     bool fourth =

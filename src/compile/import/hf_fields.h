@@ -1,5 +1,6 @@
 #pragma once
 // The fields of config.json, and the readers that are not part of hf_config.cc.
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -66,6 +67,21 @@ class Fields {
     for (const Value& item : v->as_array()) {
       if (!item.is_number()) wrong(name, "a list of numbers");
       out.push_back(static_cast<double>(static_cast<float>(item.as_double())));
+    }
+    return out;
+  }
+  // layer_types, one of `known` for each layer; empty where the file has none.
+  std::vector<std::string> layer_types(int64_t layers,
+                                       std::initializer_list<std::string_view> known) const {
+    std::vector<std::string> out;
+    const Value* types = find({"layer_types"});
+    if (!types) return out;
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != layers)
+      wrong("layer_types", "a list with one entry per layer");
+    for (const Value& t : types->as_array()) {
+      out.push_back(t.is_string() ? t.as_string() : "");
+      if (std::find(known.begin(), known.end(), out.back()) == known.end())
+        fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", where_, out.back());
     }
     return out;
   }

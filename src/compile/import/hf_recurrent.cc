@@ -175,16 +175,10 @@ void read_gated_delta(const Fields& f, ModelConfig& c) {
   r.decay_log = r.delta = c.attention_gate = true;
   int64_t interval = f.integer({"full_attention_interval"}, 4);
   if (interval <= 0) f.wrong("full_attention_interval", "positive");
-  const Value* types = f.find({"layer_types"});
-  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
-    f.wrong("layer_types", "a list with one entry per layer");
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
-    std::string kind = !type ? "" : type->is_string() ? type->as_string() : "?";
-    if (type && kind != "linear_attention" && kind != "full_attention")
-      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
-    r.layers.push_back(type ? kind == "linear_attention" : (i + 1) % interval != 0);
-  }
+  const auto types = f.layer_types(c.layers, {"linear_attention", "full_attention"});
+  for (int64_t i = 0; i < c.layers; ++i)
+    r.layers.push_back(types.empty() ? (i + 1) % interval != 0
+                                     : types[static_cast<size_t>(i)] == "linear_attention");
 }
 
 }  // namespace tokamak

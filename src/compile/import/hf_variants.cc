@@ -182,16 +182,9 @@ void read_llama4(const Fields& f, ModelConfig& c) {
     c.temperature_length = static_cast<int64_t>(f.number({"floor_scale"}, 8192));
   }
   int64_t chunk = f.is_null("attention_chunk_size") ? 0 : f.integer({"attention_chunk_size"}, 8192);
-  const Value* types = f.find({"layer_types"});
-  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
-    f.wrong("layer_types", "a list with one entry per layer");
   std::vector<bool> chunks = c.layer_rotates;
-  for (size_t i = 0; types && i < chunks.size(); ++i) {
-    const Value& type = types->as_array()[i];
-    chunks[i] = type.is_string() && type.as_string() == "chunked_attention";
-    if (!chunks[i] && !(type.is_string() && type.as_string() == "full_attention"))
-      f.wrong("layer_types", "a list of chunked_attention and full_attention");
-  }
+  const auto types = f.layer_types(c.layers, {"chunked_attention", "full_attention"});
+  for (size_t i = 0; i < types.size(); ++i) chunks[i] = types[i] == "chunked_attention";
   if (chunk == 0 || std::find(chunks.begin(), chunks.end(), true) == chunks.end()) return;
   c.sliding_window = chunk;
   c.layer_slides = std::move(chunks);
