@@ -76,6 +76,12 @@ std::string Sha256::hex() {
   return out;
 }
 
+std::string sha256_hex(std::string_view text) {
+  Sha256 hash;
+  hash.add(std::as_bytes(std::span(text)));
+  return hash.hex();
+}
+
 std::string sha256_file(const std::filesystem::path& path) {
   Sha256 hash;
   hash.add(MappedFile::open(path)->bytes());

@@ -1,11 +1,12 @@
 #pragma once
-// SHA-256 (FIPS 180-4), to compare downloads with published checksums.
+// SHA-256 (FIPS 180-4): published checksums of downloads, and names for secrets.
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace tokamak {
 
@@ -23,6 +24,7 @@ class Sha256 {
   uint64_t length_ = 0;
 };
 
+std::string sha256_hex(std::string_view text);
 std::string sha256_file(const std::filesystem::path& path);
 
 }  // namespace tokamak

@@ -57,22 +57,10 @@ RunnerOptions runner_options(const BatchOptions& options, const Api& api) {
   throw ApiError(404, fmt::format("No such {}: '{}'.", what, id), "id", "not_found");
 }
 
-// The value of name=value in a query; "" if absent. Ids and numbers need no decoding.
-std::string query_value(std::string_view query, std::string_view name) {
-  while (!query.empty()) {
-    size_t end = std::min(query.find('&'), query.size());
-    std::string_view pair = query.substr(0, end);
-    query.remove_prefix(std::min(end + 1, query.size()));
-    if (pair.starts_with(name) && pair.substr(name.size()).starts_with('='))
-      return std::string(pair.substr(name.size() + 1));
-  }
-  return "";
-}
-
 // A page of a list, as OpenAI's clients walk it: `limit` items after the one with id `after`.
 template <class Item>
-http::Response page_of(const std::vector<Item>& items, std::string_view query, int64_t most) {
-  std::string after = query_value(query, "after"), asked = query_value(query, "limit");
+http::Response page_of(const std::vector<Item>& items, const http::Request& request, int64_t most) {
+  std::string after = request.query_value("after"), asked = request.query_value("limit");
   int64_t limit = most;
   if (!asked.empty()) {
     auto [end, error] = std::from_chars(asked.data(), asked.data() + asked.size(), limit);
@@ -194,9 +182,9 @@ http::Response BatchApi::upload(const Request& request) {
 http::Response BatchApi::list_files(const Request& request) {
   expire();
   std::vector<StoredFile> files = files_.list(owner(request));
-  if (std::string purpose = query_value(request.query, "purpose"); !purpose.empty())
+  if (std::string purpose = request.query_value("purpose"); !purpose.empty())
     std::erase_if(files, [&](const StoredFile& file) { return file.purpose != purpose; });
-  return page_of(files, request.query, 10'000);
+  return page_of(files, request, 10'000);
 }
 
 http::Response BatchApi::file(const Request& request) const {
@@ -259,7 +247,7 @@ http::Response BatchApi::create(const Request& request, const Value& body) {
 
 http::Response BatchApi::list_batches(const Request& request) {
   expire();
-  return page_of(runner_.list(owner(request)), request.query, 20);
+  return page_of(runner_.list(owner(request)), request, 20);
 }
 
 http::Response BatchApi::get_batch(const Request& request) const {

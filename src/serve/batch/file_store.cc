@@ -1,7 +1,5 @@
 #include "serve/batch/file_store.h"
 
-#include <openssl/sha.h>
-
 #include <algorithm>
 #include <chrono>
 #include <tuple>
@@ -11,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "serve/openai/shape.h"
 
 namespace tokamak::openai {
@@ -33,12 +32,7 @@ StoredFile read_card(const Value& value) {
 }  // namespace
 
 std::string owner_of(std::string_view api_key) {
-  if (api_key.empty()) return "";
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(api_key.data()), api_key.size(), digest);
-  std::string hex;
-  for (unsigned char byte : digest) hex += fmt::format("{:02x}", byte);
-  return hex;
+  return api_key.empty() ? "" : sha256_hex(api_key);
 }
 
 Value StoredFile::card() const {

@@ -39,18 +39,12 @@ std::filesystem::path file_of(const Api& api, const std::string& name) {
   return std::filesystem::path(api.options().slot_folder) / name;
 }
 
-// Who may restore it: requests with the same key and salt. The key itself is not written.
-std::string salt_hash(const std::string& salt) {
-  Sha256 hash;
-  hash.add(std::as_bytes(std::span(salt)));
-  return hash.hex();
-}
-
+// Requests with the same key and salt may restore it. The key itself is not written.
 uint64_t write_file(const std::filesystem::path& path, const std::string& layout,
                     const std::string& salt, const SavedPrefix& saved) {
   NewFile file(path);
   Value head = Value::Object{{"layout", layout},
-                             {"owner", salt_hash(salt)},
+                             {"owner", sha256_hex(salt)},
                              {"tokens", std::ssize(saved.ids)},
                              {"checksum", checksum(saved.blocks).hex()}};
   std::string text = std::string(kMagic) + dump_json(head) + "\n";
@@ -82,7 +76,7 @@ SavedPrefix read_file(const std::filesystem::path& path, const std::string& layo
     wrong("is not a saved slot");
   }
   if (head.get_string("layout", "") != layout) wrong("was saved with another model or build");
-  if (head.get_string("owner", "") != salt_hash(salt)) wrong("was saved with another key or salt");
+  if (head.get_string("owner", "") != sha256_hex(salt)) wrong("was saved with another key or salt");
   int64_t tokens = head.get_int("tokens", 0);
   bytes = bytes.subspan(end + 1);
   if (tokens < 1 || static_cast<uint64_t>(tokens) > bytes.size() / sizeof(int32_t))
@@ -98,18 +92,8 @@ SavedPrefix read_file(const std::filesystem::path& path, const std::string& layo
   return saved;
 }
 
-std::string action_of(std::string_view query) {
-  for (size_t at = 0; at <= query.size();) {
-    size_t end = std::min(query.find('&', at), query.size());
-    std::string_view part = query.substr(at, end - at);
-    if (part.starts_with("action=")) return std::string(part.substr(7));
-    at = end + 1;
-  }
-  return "";
-}
-
 http::Response slot_action(const Api& api, const http::Request& request) {
-  const std::string action = action_of(request.query);
+  const std::string action = request.query_value("action");
   const Value body = request.body.empty() ? Value::object() : parse_any_body(request);
   if (!body.is_object()) wrong_type("body", "an object", body);
   const auto model = api.model_of(body);

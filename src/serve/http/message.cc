@@ -14,6 +14,17 @@ std::string_view Request::header(std::string_view name) const {
   return {};
 }
 
+std::string Request::query_value(std::string_view name) const {
+  for (std::string_view rest = query; !rest.empty();) {
+    const size_t end = std::min(rest.find('&'), rest.size());
+    const std::string_view pair = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (pair.starts_with(name) && pair.substr(name.size()).starts_with('='))
+      return std::string(pair.substr(name.size() + 1));
+  }
+  return "";
+}
+
 std::string_view Request::json() const {
   std::string_view header_size = header("inference-header-content-length");
   size_t size = 0;

@@ -26,6 +26,8 @@ struct Request {
 
   // The first header with that (lower-case) name; "" if absent.
   std::string_view header(std::string_view name) const;
+  // The value of name=value in the query; "" if absent. Not decoded: for ids, numbers and names.
+  std::string query_value(std::string_view name) const;
   // KServe's requests may be JSON followed by binary tensors; Inference-Header-Content-Length then
   // has the size of the JSON. Without it all of the body is JSON.
   std::string_view json() const;
