@@ -184,4 +184,37 @@ class Client {
   }
 };
 
+// Passes every call on to another client: the base of those that change some of them.
+class ForwardingClient : public Client {
+ public:
+  explicit ForwardingClient(std::shared_ptr<Client> inner) : inner_(std::move(inner)) {}
+  RequestId submit(RequestSpec spec, Sink sink) override {
+    return inner_->submit(std::move(spec), std::move(sink));
+  }
+  void cancel(RequestId id) override { inner_->cancel(id); }
+  void stop_at(RequestId id, int32_t choice, int32_t position) override {
+    inner_->stop_at(id, choice, position);
+  }
+  EngineInfo info() const override { return inner_->info(); }
+  EngineStats stats() const override { return inner_->stats(); }
+  EngineMemory memory() const override { return inner_->memory(); }
+  PrefixTree prefix_tree(int64_t most) override { return inner_->prefix_tree(most); }
+  SavedPrefix save_slot(int32_t slot, const std::string& salt) override {
+    return inner_->save_slot(slot, salt);
+  }
+  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override {
+    inner_->restore_slot(slot, salt, saved);
+  }
+  int64_t erase_slot(int32_t slot, const std::string& salt) override {
+    return inner_->erase_slot(slot, salt);
+  }
+  std::string kv_layout() const override { return inner_->kv_layout(); }
+  bool trace_step(bool prompts, int skip, TraceSink sink) override {
+    return inner_->trace_step(prompts, skip, std::move(sink));
+  }
+
+ protected:
+  const std::shared_ptr<Client> inner_;
+};
+
 }  // namespace tokamak

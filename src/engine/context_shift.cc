@@ -186,7 +186,7 @@ void ContextShift::Shared::close(const AnswerPtr& answer) {
 }
 
 ContextShift::ContextShift(std::shared_ptr<Client> inner)
-    : inner_(std::move(inner)), shared_(std::make_shared<Shared>(*inner_)) {}
+    : ForwardingClient(std::move(inner)), shared_(std::make_shared<Shared>(*inner_)) {}
 
 ContextShift::~ContextShift() = default;
 

@@ -14,7 +14,7 @@ namespace tokamak {
 // does not accept it. Choice c continues with noise keyed by (seed, c, number of shifts), so that a
 // seed still gives the same answer; penalties that look at the answer only start again, as does
 // Mirostat. Any thread. Requests must end before the inner client is destroyed.
-class ContextShift final : public Client {
+class ContextShift final : public ForwardingClient {
  public:
   explicit ContextShift(std::shared_ptr<Client> inner);
   ~ContextShift() override;
@@ -22,28 +22,11 @@ class ContextShift final : public Client {
   RequestId submit(RequestSpec spec, Sink sink) override;
   void cancel(RequestId id) override;
   void stop_at(RequestId id, int32_t choice, int32_t position) override;
-  EngineInfo info() const override { return inner_->info(); }
   // A shift is not counted as an answer that ended.
   EngineStats stats() const override;
-  EngineMemory memory() const override { return inner_->memory(); }
-  PrefixTree prefix_tree(int64_t most) override { return inner_->prefix_tree(most); }
-  SavedPrefix save_slot(int32_t slot, const std::string& salt) override {
-    return inner_->save_slot(slot, salt);
-  }
-  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override {
-    inner_->restore_slot(slot, salt, saved);
-  }
-  int64_t erase_slot(int32_t slot, const std::string& salt) override {
-    return inner_->erase_slot(slot, salt);
-  }
-  std::string kv_layout() const override { return inner_->kv_layout(); }
-  bool trace_step(bool prompts, int skip, TraceSink sink) override {
-    return inner_->trace_step(prompts, skip, std::move(sink));
-  }
 
  private:
   struct Shared;
-  std::shared_ptr<Client> inner_;
   std::shared_ptr<Shared> shared_;
 };
 

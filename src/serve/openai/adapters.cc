@@ -10,38 +10,16 @@ namespace {
 
 // The engine of a model, with an adapter for every request. Requests that run keep the adapter
 // after it was unloaded.
-class AdapterClient final : public Client {
+class AdapterClient final : public ForwardingClient {
  public:
   AdapterClient(std::shared_ptr<Client> base, std::shared_ptr<const Adapter> adapter)
-      : base_(std::move(base)), adapter_(std::move(adapter)) {}
+      : ForwardingClient(std::move(base)), adapter_(std::move(adapter)) {}
   RequestId submit(RequestSpec spec, Sink sink) override {
     spec.adapter = adapter_;
-    return base_->submit(std::move(spec), std::move(sink));
-  }
-  void cancel(RequestId id) override { base_->cancel(id); }
-  void stop_at(RequestId id, int32_t choice, int32_t position) override {
-    base_->stop_at(id, choice, position);
-  }
-  EngineInfo info() const override { return base_->info(); }
-  EngineStats stats() const override { return base_->stats(); }
-  EngineMemory memory() const override { return base_->memory(); }
-  PrefixTree prefix_tree(int64_t most) override { return base_->prefix_tree(most); }
-  SavedPrefix save_slot(int32_t slot, const std::string& salt) override {
-    return base_->save_slot(slot, salt);
-  }
-  void restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) override {
-    base_->restore_slot(slot, salt, saved);
-  }
-  int64_t erase_slot(int32_t slot, const std::string& salt) override {
-    return base_->erase_slot(slot, salt);
-  }
-  std::string kv_layout() const override { return base_->kv_layout(); }
-  bool trace_step(bool prompts, int skip, TraceSink sink) override {
-    return base_->trace_step(prompts, skip, std::move(sink));
+    return inner_->submit(std::move(spec), std::move(sink));
   }
 
  private:
-  std::shared_ptr<Client> base_;
   std::shared_ptr<const Adapter> adapter_;
 };
 
