@@ -327,6 +327,32 @@ DecoderWeights product_types(const PlanSet& plans, const PlannedDecoder& decoder
   return types;
 }
 
+double streamed_bytes(const PlanSet& plans, const PlannedDecoder& decoder, bool packed) {
+  double bytes = 0;
+  auto add = [&](DecodeWeight type, const std::vector<uint32_t>& parts) {
+    const bool expanded = decoder.expands_head && parts[0] == decoder.head;
+    const bool as_stored = decode_16_bits(type) && !expanded;
+    const double each =
+        decode_16_bits(type) ? 2.0 : (decode_number_bytes(type) + decode_scale_bytes(type)) / 512.0;
+    for (uint32_t w : parts) {
+      const std::vector<int64_t>& dims = plans.weights.at(w).dims;
+      if (!packed || !as_stored)
+        bytes += each * static_cast<double>(dims.at(0)) * static_cast<double>(dims.at(1));
+    }
+  };
+  auto add_layers = [&](const std::vector<uint32_t>& parts) {
+    add(matrix_type(plans, decoder.type, parts), parts);
+  };
+  for (const PlannedLayer& l : decoder.layers) {
+    add_layers({l.q, l.k, l.v});
+    add_layers({l.out});
+    add_layers({l.gate, l.up});
+    add_layers({l.down});
+  }
+  add(decoder.head_type, {decoder.head});
+  return bytes;
+}
+
 std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,
                                            std::string& why) {
   try {

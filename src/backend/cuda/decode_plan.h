@@ -43,6 +43,10 @@ DecodeWeight matrix_type(const PlanSet& plans, DecodeWeight kernel,
 // Types of the decoder's products without their weights, for DecodeStream::check_fits().
 DecoderWeights product_types(const PlanSet& plans, const PlannedDecoder& decoder);
 
+// Bytes of the weights as the kernel reads them; packed: only of those that are kept a second time
+// for it.
+double streamed_bytes(const PlanSet& plans, const PlannedDecoder& decoder, bool packed = false);
+
 // Nothing where a plan is no such decoder; `why` then says what was found instead. Its weights may
 // have any type.
 std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,

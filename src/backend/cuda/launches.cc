@@ -73,22 +73,18 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
   out.layers = s.layers;
   out.rows = rows;
   out.row_bytes = 2.0 * (8 * s.hidden + 4 * s.heads * s.head_dim + 2 * s.qkv_rows() + 5 * s.mlp);
-  auto bytes_of = [&](uint32_t w, DecodeWeight type) {
-    const auto bytes = static_cast<double>(weight_bytes(set.weights.at(w)));
-    return type == DecodeWeight::kFp8 ? bytes / 2 : bytes;  // of bf16
-  };
-  auto add_product = [&](uint32_t w, DecodeWeight type, double of_rows) {
-    out.weight_bytes += bytes_of(w, type);
+  auto add_product = [&](uint32_t w, double of_rows) {
+    out.weight_bytes += static_cast<double>(weight_bytes(set.weights.at(w)));
     out.flops += 2 * of_rows * matrix_elements(set, w);
     if (is_expandable(set.weights.at(w).dtype) && !expands) out.decoded += matrix_elements(set, w);
   };
   for (const PlannedLayer& l : decoder.layers)
     for (uint32_t w : l.products()) {
-      add_product(w, decoder.type, rows);
+      add_product(w, rows);
       if (expands && is_expandable(set.weights.at(w).dtype))
         out.expanded_bytes += 2 * matrix_elements(set, w);
     }
-  add_product(decoder.head, decoder.head_type, outputs);
+  add_product(decoder.head, outputs);
   return out;
 }
 
@@ -98,22 +94,7 @@ double stream_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,
   std::string why;
   const PlannedDecoder decoder = stream_decoder(set, plan, kFp8, why).value();
   DecoderWork work = work_of(set, plan, decoder);
-  if (decoder.type == DecodeWeight::kK4) {
-    work.weight_bytes = 0;
-    auto add = [&](const std::vector<uint32_t>& parts) {
-      const DecodeWeight type = matrix_type(set, decoder.type, parts);
-      for (uint32_t w : parts)
-        work.weight_bytes +=
-            matrix_elements(set, w) * (decode_number_bytes(type) + decode_scale_bytes(type)) / 512;
-    };
-    for (const PlannedLayer& l : decoder.layers)
-      for (const std::vector<uint32_t>& parts :
-           {std::vector{l.q, l.k, l.v}, {l.out}, {l.gate, l.up}, {l.down}})
-        add(parts);
-    add({decoder.head});
-  } else if (decoder.expands_head)
-    work.weight_bytes += 2 * matrix_elements(set, decoder.head) -
-                         static_cast<double>(weight_bytes(set.weights.at(decoder.head)));
+  work.weight_bytes = streamed_bytes(set, decoder);
   return stream_seconds(work, machine);
 }
 

@@ -36,24 +36,17 @@ std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, LaunchKin
 }
 
 uint64_t StreamDecoder::bytes_for(const PlanSet& plans) {
-  uint64_t bytes = 0;
+  double bytes = 0;
   for (LaunchKind kind : {LaunchKind::kStream, LaunchKind::kStreamFp8}) {
-    if (plans_with(plans, kind).empty()) continue;
+    const std::vector<const Plan*> named = plans_with(plans, kind);
+    if (named.empty()) continue;
     std::string why;
-    const auto decoder = find_streamed(plans, *plans_with(plans, kind)[0], why);
-    for (size_t i = 0; i < plans.weights.size(); ++i) {
-      const WeightEntry& w = plans.weights[i];
-      if (w.dims.size() != 2) continue;
-      if (decoder && decoder->expands_head && i == decoder->head) {
-        bytes += expanded_bytes(w.dims[0], w.dims[1]);
-        continue;
-      }
-      const auto size = static_cast<uint64_t>(weight_bytes(w));
-      const bool as_stored = w.dtype == DType::kBF16 || w.dtype == DType::kF16;
-      bytes += !as_stored ? size : kind == LaunchKind::kStreamFp8 ? size / 2 : 0;
-    }
+    std::optional<PlannedDecoder> decoder = find_streamed(plans, *named[0], why);
+    if (!decoder) continue;  // make() fails
+    if (kind == LaunchKind::kStreamFp8) read_as_fp8(*decoder);
+    bytes += streamed_bytes(plans, *decoder, true);
   }
-  return bytes;
+  return static_cast<uint64_t>(bytes);
 }
 
 StreamDecoder::StreamDecoder(const Model& model, PlannedDecoder decoder, int max_batch)
