@@ -102,7 +102,7 @@ TEST_P(LinearParts, GiveTheBitsOfEachRowAlone) {
               << rows << " rows, panels from " << split;
         }
       for (const uint8_t* at = scratch + size; at < memory.data() + memory.size(); ++at)
-        ASSERT_EQ(*at, kGuard) << "written behind the scratch memory";
+        ASSERT_EQ(*at, kGuard) << "written past the end of the scratch memory";
     }
   }
 }

@@ -65,7 +65,7 @@ double linear_cost(const KernelDesc&, const KernelWork& work, const Machine& mac
 double decoded_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
   const Rates rates(machine);
   double seconds = 0;
-  // Weights per second, measured on an H200: blocks of 210 bytes come in pieces of two bytes.
+  // Weights per second, from whole steps on an H200: blocks of 210 bytes come two bytes at a time.
   constexpr double kQ6Rate = 4.6e11;
   for (const OpWork& op : work.ops) {
     seconds += op.flops / rates.f32_flops;

@@ -72,8 +72,8 @@ struct FewRowsSums {
 
 struct FewRowsArgs {
   TensorMap w, x;  // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
-  const uint8_t* bytes;       // of the matrix
-  int32_t row_bytes, w_rows;  // of the matrix
+  const uint8_t* bytes;       // the matrix, for types that are copied by threads
+  int32_t row_bytes, w_rows;  // of it
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
   void* y;           // [rows, n], bf16 or f32, where there are no planes
   int64_t pitch;     // elements from row to row of y

@@ -26,7 +26,7 @@ constexpr size_t kFewRowsParts =
     size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
 constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
 
-bool few_rows_reads(DType weights, int64_t k);  // layers may use it
+bool few_rows_reads(DType weights, int64_t k);  // rows of k values
 bool few_rows_takes(const FewRowsProduct& p, int blocks);
 // Whether the sums may be left to the reader: there are few enough.
 bool few_rows_splits(const FewRowsProduct& p, int blocks);
