@@ -1,6 +1,6 @@
 #pragma once
-// The base of parsers of one-line texts (types, extents, kernel patterns, formulas): a position in a
-// text that outlives it. Spaces and tabs before a token are skipped.
+// The base of parsers of one-line texts (types, extents, kernel patterns, formulas): a position in
+// a text that outlives it. Spaces and tabs before a token are skipped.
 #include <cstddef>
 #include <string_view>
 
