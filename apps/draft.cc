@@ -70,7 +70,7 @@ void build(const DraftBuildFlags& f) {
 }  // namespace
 
 void add_draft_verb(CLI::App& app) {
-  CLI::App* draft = app.add_subcommand("draft", "data for speculative decoding");
+  CLI::App* draft = app.add_subcommand("draft", "prepare data for speculative decoding");
   draft->require_subcommand(1);
   draft->footer("Example:\n  tokamak draft build src/ --model model.gguf -o code.patterns");
   auto f = std::make_shared<DraftBuildFlags>();

@@ -47,6 +47,10 @@ class InputMaker {
       EvalTensor<double>& t = out_.sources[name] = floats(dims, source_types_[name]);
       encode_blocks(source_types_[name], t);
     }
+    for (const Node& node : fn_.nodes()) {
+      if (node.op->name == "ssm_scan") make_negative(node.inputs.at(6));
+      if (node.op->name == "gated_delta") make_negative(node.inputs.at(7));
+    }
     return std::move(out_);
   }
 
@@ -397,6 +401,17 @@ class InputMaker {
       else if (it->second.size() == part.size())
         for (size_t d = 0; d < part.size(); ++d) it->second[d] = std::max(it->second[d], part[d]);
     }
+  }
+
+  // Decays of recurrent states are negative: with others a state overflows after a few rows.
+  void make_negative(Ref r) {
+    const Node& node = fn_.node(r.node);
+    if (node.op->name == "mul" || node.op->name == "reshape")
+      for (Ref input : node.inputs) make_negative(input);
+    if (node.op->role != OpDef::Role::kWeight) return;
+    const WeightDecl* w = fn_.module().find_weight(node.attrs.at("name").as_string());
+    for (const std::string& name : w->recipe.sources)
+      for (double& v : out_.sources[name].f) v = -std::abs(v);
   }
 
   const Function& fn_;

@@ -1,18 +1,18 @@
 #include "plan/kernel_desc.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "base/error.h"
+#include "base/text_cursor.h"
 #include "plan/plan.h"
 
 namespace tokamak {
 namespace {
 
 // Reads the text form of a pattern.
-class PatternParser {
+class PatternParser : private TextCursor {
  public:
-  explicit PatternParser(std::string_view text) : text_(text) {}
+  explicit PatternParser(std::string_view text) : TextCursor(text) {}
 
   KernelPattern run() {
     KernelPattern p;
@@ -22,34 +22,18 @@ class PatternParser {
       p.region = true;
     }
     anchor(p);
-    if (!done() && peek('-')) {
+    if (!at_end() && peek('-')) {
       arrow();
       p.after = op_list();
       p.region = true;
     }
-    if (!done()) companion(p);
-    if (!done()) bad("unexpected text");
+    if (!at_end()) companion(p);
+    if (!at_end()) bad("unexpected text");
     if (p.kind == KernelPattern::Anchor::kLoop) p.region = true;
     return p;
   }
 
  private:
-  void space() {
-    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
-  }
-  bool done() {
-    space();
-    return at_ == text_.size();
-  }
-  bool peek(char c) {
-    space();
-    return at_ < text_.size() && text_[at_] == c;
-  }
-  bool take(char c) {
-    if (!peek(c)) return false;
-    ++at_;
-    return true;
-  }
   void need(char c) {
     if (!take(c)) bad(fmt::format("'{}' is missing", c));
   }
@@ -57,19 +41,15 @@ class PatternParser {
     need('-');
     need('>');
   }
-  std::string word() {
-    space();
-    size_t from = at_;
-    while (at_ < text_.size() &&
-           (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '_'))
-      ++at_;
-    if (at_ == from) bad("expected a name");
-    return std::string(text_.substr(from, at_ - from));
+  std::string name() {
+    std::string_view found = word();
+    if (found.empty()) bad("expected a name");
+    return std::string(found);
   }
   std::vector<std::string> op_list() {
     std::vector<std::string> out;
     need('[');
-    while (!take(']')) out.push_back(word());
+    while (!take(']')) out.push_back(name());
     return out;
   }
 
@@ -78,7 +58,7 @@ class PatternParser {
       p.kind = KernelPattern::Anchor::kAny;
       return;
     }
-    p.op = word();
+    p.op = name();
     if (p.op == "loop" && !peek('(')) {
       p.kind = KernelPattern::Anchor::kLoop;
       p.op.clear();
@@ -103,14 +83,14 @@ class PatternParser {
   OperandPattern operand() {
     OperandPattern out;
     if (take('*')) return out;
-    std::string name = word();
-    if (name == "weight") {
+    std::string type = name();
+    if (type == "weight") {
       out.weight = true;
       if (take('*')) return out;
-      name = word();
+      type = name();
     }
-    for (;; name = word()) {
-      auto dtype = dtype_from_name(name);
+    for (;; type = name()) {
+      auto dtype = dtype_from_name(type);
       if (!dtype) bad("unknown element type");
       out.dtypes.push_back(*dtype);
       if (!take('|')) return out;
@@ -118,20 +98,17 @@ class PatternParser {
   }
 
   void companion(KernelPattern& p) {
-    if (word() != "with") bad("expected \"with\"");
-    p.companion = word();
+    if (name() != "with") bad("expected \"with\"");
+    p.companion = name();
     need('(');
-    do p.companion_shares.push_back(static_cast<size_t>(std::stoul(word())));
+    do p.companion_shares.push_back(static_cast<size_t>(std::stoul(name())));
     while (take(','));
     need(')');
   }
 
   [[noreturn]] void bad(std::string_view what) const {
-    fail(ErrorCode::kInvalidArgument, "kernel pattern \"{}\", at {}: {}", text_, at_, what);
+    fail(ErrorCode::kInvalidArgument, "kernel pattern \"{}\", at {}: {}", text_, pos_, what);
   }
-
-  std::string_view text_;
-  size_t at_ = 0;
 };
 
 bool listed(const std::vector<std::string>& ops, std::string_view op) {

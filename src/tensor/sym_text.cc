@@ -3,6 +3,7 @@
 //   factor = integer | symbol | "(" expr ")" | "-" factor | ceildiv "(" expr "," integer ")"
 //          | (min | max) "(" expr {"," expr} ")"
 #include "base/error.h"
+#include "base/text_cursor.h"
 #include "tensor/sym_detail.h"
 
 namespace tokamak {
@@ -32,15 +33,14 @@ std::string SymExpr::text() const {
   return out;
 }
 
-class SymExpr::Parser {
+class SymExpr::Parser : private TextCursor {
  public:
-  explicit Parser(std::string_view text) : text_(text) {}
+  explicit Parser(std::string_view text) : TextCursor(text) {}
 
   SymExpr whole() {
     if (text_.size() > kMaxText) error("an expression of at most 4096 bytes");
     SymExpr e = sum(0);
-    skip();
-    if (pos_ != text_.size()) error("an operator or the end");
+    if (!at_end()) error("an operator or the end");
     return e;
   }
 
@@ -48,15 +48,6 @@ class SymExpr::Parser {
   [[noreturn]] void error(std::string_view expected) const {
     fail(ErrorCode::kInvalidArgument, "expression \"{}\", byte {}: expected {}",
          text_.substr(0, 80), pos_, expected);
-  }
-  void skip() {
-    while (pos_ < text_.size() && (text_[pos_] == ' ' || text_[pos_] == '\t')) ++pos_;
-  }
-  bool take(char c) {
-    skip();
-    if (pos_ >= text_.size() || text_[pos_] != c) return false;
-    ++pos_;
-    return true;
   }
   void need(char c) {
     if (!take(c)) error(std::string("'") + c + "'");
@@ -135,9 +126,6 @@ class SymExpr::Parser {
     if (pos_ == begin) error("a number");
     return value;
   }
-
-  std::string_view text_;
-  size_t pos_ = 0;
 };
 
 SymExpr SymExpr::parse(std::string_view text) {

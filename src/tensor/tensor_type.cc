@@ -3,25 +3,20 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text_cursor.h"
 
 namespace tokamak {
 namespace {
 
 constexpr size_t kMaxRank = 16;
 
-bool is_axis_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-}
-
-class TypeParser {
+class TypeParser : private TextCursor {
  public:
-  TypeParser(std::string_view text, size_t pos) : text_(text), pos_(pos) {}
+  TypeParser(std::string_view text, size_t pos) : TextCursor(text, pos) {}
 
   TensorType parse() {
     TensorType type;
-    skip();
-    std::string_view name = word();
-    auto dtype = dtype_from_name(name);
+    auto dtype = dtype_from_name(word());
     if (!dtype) error("an element type such as f32 or q4_0");
     type.dtype = *dtype;
     if (!take('[')) error("'['");
@@ -40,27 +35,12 @@ class TypeParser {
     fail(ErrorCode::kInvalidArgument, "tensor type: expected {} at \"{}\"", expected,
          text_.substr(std::min(pos_, text_.size()), 20));
   }
-  void skip() {
-    while (pos_ < text_.size() && (text_[pos_] == ' ' || text_[pos_] == '\t')) ++pos_;
-  }
-  bool take(char c) {
-    skip();
-    if (pos_ >= text_.size() || text_[pos_] != c) return false;
-    ++pos_;
-    return true;
-  }
-  std::string_view word() {
-    const size_t begin = pos_;
-    while (pos_ < text_.size() && is_axis_char(text_[pos_])) ++pos_;
-    return text_.substr(begin, pos_ - begin);
-  }
 
   Dim dim() {
     Dim d;
     skip();
     const size_t begin = pos_;
     std::string_view axis = word();
-    skip();
     if (take('=')) {
       if (axis.empty()) error("the name of an axis");
       d.axis = axis;
@@ -86,9 +66,6 @@ class TypeParser {
     }
     return text_.substr(begin, pos_ - begin);
   }
-
-  std::string_view text_;
-  size_t pos_;
 };
 
 }  // namespace

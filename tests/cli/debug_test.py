@@ -10,7 +10,7 @@ import tempfile
 import unittest
 import unittest.mock
 
-from tokamak import SOURCE, TINY, run, run_json
+from tokamak import FAMILIES, SOURCE, TINY, run, run_json
 
 OPT = SOURCE / "tests" / "golden" / "graph" / "opt"
 GRAPHS = SOURCE / "tests" / "golden" / "graph"
@@ -180,6 +180,18 @@ func step {
         for graph in (GRAPHS / "decoder.tkg", *sorted(OPT.glob("*.tkg"))):
             done = run("debug", "check", graph, "--backend", "cpu", "--runs", "2")
             self.assertEqual(done.returncode, 0, f"{graph.name}: {done.stdout}{done.stderr}")
+
+    def test_check_of_encoders_and_recurrent_models(self):
+        models = [TINY / name for name in ("bert.gguf", "nomic.gguf", "modernbert", "roberta_cls")]
+        models += [FAMILIES / name for name in ("mamba2.gguf", "nemotron_h.gguf", "qwen3next.gguf", "lfm2.gguf")]
+        for model in models:
+            done = run("debug", "check", model, "--backend", "cpu", "--seed", "3")
+            self.assertEqual(done.returncode, 0, f"{model.name}: {done.stdout}{done.stderr}")
+        wrong = self.file("planted.rules", "rule planted real: x: f32 silu(x) => sigmoid(x)\n"
+                          'rule gelu real: gelu(x){approximate="none"} => gelu(x){approximate="tanh"}\n')
+        for model in (TINY / "bert.gguf", FAMILIES / "mamba2.gguf"):
+            done = run("debug", "check", model, "--backend", "cpu", "--rules", wrong, "--unverified", "--passes", "user-rules")
+            self.assertEqual(done.returncode, 1, f"{model.name}: {done.stdout}{done.stderr}")
 
     def test_a_wrong_rule_is_refused_found_and_named(self):
         wrong = self.file("wrong.rule", "rule planted real: x: f32 silu(x) => sigmoid(x)")

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text_cursor.h"
 
 namespace tokamak {
 namespace {
@@ -19,15 +20,15 @@ std::optional<loop::Op> loop_op(std::string_view name) {
   return std::nullopt;
 }
 
-class FormulaParser {
+class FormulaParser : private TextCursor {
  public:
-  FormulaParser(std::string_view text, size_t inputs) : text_(text), inputs_(inputs) {}
+  FormulaParser(std::string_view text, size_t inputs) : TextCursor(text), inputs_(inputs) {}
 
   Formula run() {
     std::optional<size_t> value;
     do {
-      size_t start = at_;
-      std::string name = word();
+      size_t start = pos_;
+      std::string name = token();
       if (take('=')) {
         auto bound = term();
         if (!bound) bad("a name for an absent operand");
@@ -35,10 +36,10 @@ class FormulaParser {
         if (!take(';')) bad("expected ';'");
         continue;
       }
-      at_ = start;
+      pos_ = start;
       value = term();
     } while (!value);
-    if (at_ != text_.size()) bad("unexpected text");
+    if (!at_end()) bad("unexpected text");
     out_.root = *value;
     if (out_.terms[out_.root].kind != Formula::Term::Kind::kCall) bad("it computes nothing");
     return std::move(out_);
@@ -47,24 +48,10 @@ class FormulaParser {
  private:
   using Kind = Formula::Term::Kind;
 
-  void space() {
-    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
-  }
-  bool take(char c) {
-    space();
-    bool here = at_ < text_.size() && text_[at_] == c;
-    at_ += here;
-    space();
-    return here;
-  }
-  std::string word() {
-    space();
-    size_t from = at_;
-    while (at_ < text_.size() &&
-           (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '_'))
-      ++at_;
-    if (at_ == from) bad("expected a name or a number");
-    return std::string(text_.substr(from, at_ - from));
+  std::string token() {
+    std::string_view found = word();
+    if (found.empty()) bad("expected a name or a number");
+    return std::string(found);
   }
 
   size_t add(Formula::Term term) {
@@ -73,7 +60,7 @@ class FormulaParser {
   }
 
   std::optional<size_t> term() {
-    std::string name = word();
+    std::string name = token();
     if (take('(')) return call(name);
     if (auto it = names_.find(name); it != names_.end()) return it->second;
     if (name.size() == 1 && name[0] >= 'a' && name[0] <= 'c') {
@@ -105,11 +92,10 @@ class FormulaParser {
   }
 
   [[noreturn]] void bad(std::string_view what) const {
-    fail(ErrorCode::kInvalidArgument, "formula \"{}\", at {}: {}", text_, at_, what);
+    fail(ErrorCode::kInvalidArgument, "formula \"{}\", at {}: {}", text_, pos_, what);
   }
 
-  std::string_view text_;
-  size_t inputs_, at_ = 0;
+  size_t inputs_;
   Formula out_;
   std::map<std::string, size_t> names_;
 };

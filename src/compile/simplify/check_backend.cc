@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
@@ -90,18 +89,26 @@ class ConcreteRun {
     };
     step_.out_rows = {0};
     size_t rows = 1;
-    for (const char* name : {"ids", "pos", "slot"})
+    for (const char* name : {"ids", "pos", "seq", "slot"})
       if (auto it = inputs_.tensors.find(name); it != inputs_.tensors.end())
         rows = std::max(rows, it->second.i.size());
-    take("seq", step_.seq, std::vector<int32_t>(rows, 0));
-    size_t t = step_.seq.size();
-    std::vector<int32_t> slots(t);
-    std::iota(slots.begin(), slots.end(), 0);
-    take("slot", step_.slot, slots);
+    take("q_start", step_.q_start, {0, static_cast<int32_t>(rows)});
+    // An encoder has several sequences, but neither slots nor lengths.
+    std::vector<int32_t> seq, slot, kv_len(step_.q_start.size() - 1, 0);
+    for (size_t b = 0; b < kv_len.size(); ++b)
+      for (int32_t i = 0; i < step_.q_start[b + 1] - step_.q_start[b]; ++i) {
+        seq.push_back(static_cast<int32_t>(b));
+        slot.push_back(i);
+      }
+    take("seq", step_.seq, seq);
+    take("slot", step_.slot, slot);
     take("pos", step_.pos, step_.slot);
-    take("ids", step_.ids, std::vector<int32_t>(t, 0));
-    take("q_start", step_.q_start, {0, static_cast<int32_t>(t)});
-    take("kv_len", step_.kv_len, {*std::max_element(step_.slot.begin(), step_.slot.end()) + 1});
+    take("ids", step_.ids, std::vector<int32_t>(step_.seq.size(), 0));
+    for (size_t i = 0; i < std::min(step_.slot.size(), seq.size()); ++i) {
+      int32_t& length = kv_len[static_cast<size_t>(seq[i])];
+      length = std::max(length, step_.slot[i] + 1);
+    }
+    take("kv_len", step_.kv_len, kv_len);
     for (size_t b = 0; b < step_.kv_len.size(); ++b) step_.row.push_back(static_cast<int32_t>(b));
     SampleRow sample;
     sample.mode = SampleRow::Mode::kHidden;
