@@ -78,6 +78,8 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
     add_head_norm_steps(family, c, slot, steps);
   if (std::string other = falcon_norm(c, slot); !other.empty()) return {other};
   if (std::string other = output_norm(c, slot); !other.empty() && file.find(other)) return {other};
+  if (slot.stem == "ffn_norm" && c.architecture == "falcon-h1" && !file.find(name))
+    return {fmt::format("blk.{}.ffn_norm", slot.layer)};  // as its converter names it
   if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
     return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
   if (slot.stem == "ffn_gate_exps" || slot.stem == "ffn_up_exps") {  // may be one tensor
@@ -125,7 +127,7 @@ void map_gguf_weights(const GgufFile& file, const Family& family, ModelConfig& c
   std::string beyond = fmt::format("blk.{}.", c.layers);  // a layer that predicts further tokens
   for (const GgufTensor& tensor : file.tensors())
     if (!used.contains(tensor.name) && !may_stay_unused(tensor.name) &&
-        !(family.experts && tensor.name.starts_with(beyond)))
+        !((family.experts || family.gated_delta) && tensor.name.starts_with(beyond)))
       fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
            tensor.name, c.architecture);
 }

@@ -304,6 +304,20 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("no original_max_position_embeddings"));
   EXPECT_THAT(error(config("llama", R"(,"is_causal":false)")),
               HasSubstr("bidirectional attention"));
+  EXPECT_THAT(error(config("gemma4_text", R"(,"use_bidirectional_attention":"all")")),
+              HasSubstr("bidirectional attention"));
+  EXPECT_THAT(error(config("gemma4_text",
+                           R"(,"per_layer_config":{"0":{"head_dim":8},"1":{"head_dim":16}})")),
+              HasSubstr("layers of more than two kinds"));
+  EXPECT_THAT(error(config("gemma4_text", R"(,"rope_parameters":{"rope_type":"default"})")),
+              HasSubstr("an object with full_attention"));
+  EXPECT_THAT(error(config("gemma3_text", R"(,"rope_parameters":{"rope_theta":1000.0})")),
+              HasSubstr("an object with full_attention and sliding_attention"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":3,"mamba_d_ssm":64)")),
+              HasSubstr("mamba_d_head"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
+                                           "ssm_multipliers":[1.0])")),
+              HasSubstr("a list of 5 numbers"));
   EXPECT_THAT(error(config("falcon", R"(,"alibi":true)")), HasSubstr("ALiBi positions are not"));
   EXPECT_THAT(error(config("gpt_oss", R"(,"num_local_experts":4,"num_experts_per_tok":2)")),
               HasSubstr("no rope_scaling, which a model of type gpt_oss needs"));
@@ -362,6 +376,16 @@ TEST(HfConfig, TheWholeModelSaysWhetherItsHeadIsTied) {
   EXPECT_TRUE(tied(false, "f", yes));
   EXPECT_FALSE(tied(true, "", no));
   EXPECT_TRUE(tied(true, "", yes));
+  HfModel other;  // a head with other values is used nevertheless
+  other.llama();
+  WeightTable table;
+  for (const std::string& name : other.table.names()) {
+    const TensorView* t = other.table.find(name);
+    std::vector<float> values(static_cast<size_t>(t->elements()),
+                              name == "lm_head.weight" ? 1.0F : 0.0F);
+    table.add_f32(name, t->dims, values);
+  }
+  EXPECT_FALSE(config_from_hf(config("llama", yes), table, "folder").tied_embeddings);
 }
 
 TEST(ImportModel, FoldersFilesAndWrongPaths) {

@@ -1,4 +1,5 @@
 // Rotary embeddings in config.json.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -21,6 +22,17 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   bool phi3 = top.text({"model_type"}, "") == "phi3";
   if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
   if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
+  if (type == "proportional" && top.text({"model_type"}, "").starts_with("gemma4")) {
+    // The first frequencies of the whole head; the others are zero.
+    double share = p.number({"partial_rotary_factor"}, 1);
+    if (!(share > 0 && share <= 1) || p.number({"factor"}, 1) != 1)
+      top.wrong("rope_parameters", "a share of a head between 0 and 1 without a factor");
+    auto rotated = static_cast<size_t>(share * static_cast<double>(dims) / 2);
+    r.freq_divisors.assign(static_cast<size_t>(dims / 2), 1.0);
+    std::fill(r.freq_divisors.begin() + static_cast<std::ptrdiff_t>(rotated), r.freq_divisors.end(),
+              1e30);
+    return r;
+  }
   if (double alpha = p.number({"alpha"}, 0);
       type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
     // Fixed: it does not depend on the length.
@@ -115,9 +127,19 @@ void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * rotated_share(f, p, c));
   if (c.latent.rank > 0) dims = c.latent.rope;
   const Value* full = p.find({"full_attention"});
+  const Value usual_full =
+      Value::Object{{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}};
+  bool gemma4 = c.architecture == "gemma4";
+  if (gemma4 && !params) full = &usual_full;
+  if (gemma4 && !full) f.wrong("rope_parameters", "an object with full_attention");
   const Value* sliding = p.find({"sliding_attention"});
+  if (const Value* flat = f.find({"rope_parameters"});
+      flat == params && flat && flat->size() > 0 && !full && !sliding &&
+      c.architecture.starts_with("gemma3"))  // transformers ignores it
+    f.wrong("rope_parameters", "an object with full_attention and sliding_attention");
   if (full || sliding) {  // one description per kind of layer
-    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
+    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta,
+                       gemma4 ? c.full_head_dim : dims, c.context);
     double local = olmo3 ? theta : 10000.0;
     c.rope_local =
         rope_from(Fields(sliding ? *sliding : none, f.where()), f, local, dims, c.context);
