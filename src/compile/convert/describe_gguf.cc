@@ -366,6 +366,12 @@ bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool u
   return a == b;
 }
 
+bool same_kinds(const ModelConfig& a, const ModelConfig& b) {
+  return a.full_head_dim == b.full_head_dim && a.full_kv_heads == b.full_kv_heads &&
+         a.keys_are_values == b.keys_are_values && a.wide_shared_mlp == b.wide_shared_mlp &&
+         a.layer_scales == b.layer_scales && a.mlp_layers == b.mlp_layers;
+}
+
 bool same_norms(const ModelConfig& a, const ModelConfig& b) {
   return a.norm == b.norm && a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
          a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
@@ -416,11 +422,7 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
            a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
            a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
       {"latent attention", a.latent == b.latent},
-      {"the layers without a window",
-       a.full_head_dim == b.full_head_dim && a.full_kv_heads == b.full_kv_heads &&
-           a.keys_are_values == b.keys_are_values && a.wide_shared_mlp == b.wide_shared_mlp &&
-           a.layer_scales == b.layer_scales},
-      {"the layers without attention", a.mlp_layers == b.mlp_layers},
+      {"the kinds of layers", same_kinds(a, b)},
       {"the copies of the residual stream", same_altup(a.altup, b.altup)},
       {"layers that share keys and values", a.shared_kv_layers == b.shared_kv_layers},
       {"the recurrent layers", same_recurrent(a.recurrent, b.recurrent, a.layers)},

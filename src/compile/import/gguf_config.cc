@@ -319,6 +319,18 @@ void read_parts(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
 }
 
+void read_heads(const GgufKeys& keys, const Family& family, ModelConfig& c) {
+  c.heads = keys.required("attention.head_count");
+  bool lists = family.hybrid || c.architecture == "gemma4";  // a number for each layer
+  c.kv_heads = lists ? keys.largest("attention.head_count_kv")
+                     : keys.integer("attention.head_count_kv", c.heads);
+  bool only_experts = family.experts && !keys.has("feed_forward_length");
+  c.ffn = lists          ? keys.largest("feed_forward_length")
+          : only_experts ? keys.required("expert_feed_forward_length")
+                         : keys.required("feed_forward_length");
+  if (c.architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
+}
+
 }  // namespace
 
 int64_t gguf_window_period(std::string_view architecture) {
@@ -348,15 +360,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (family.recurrent) {
     read_recurrent(file, keys, c);
   } else {
-    c.heads = keys.required("attention.head_count");
-    bool lists = family.hybrid || architecture == "gemma4";  // a number for each layer
-    c.kv_heads = lists ? keys.largest("attention.head_count_kv")
-                       : keys.integer("attention.head_count_kv", c.heads);
-    bool only_experts = family.experts && !keys.has("feed_forward_length");
-    c.ffn = lists          ? keys.largest("feed_forward_length")
-            : only_experts ? keys.required("expert_feed_forward_length")
-                           : keys.required("feed_forward_length");
-    if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
+    read_heads(keys, family, c);
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",

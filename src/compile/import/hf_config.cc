@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "base/error.h"
@@ -400,10 +401,10 @@ void read_tied(const Fields& f, const Fields& whole, const Family& family,
   const TensorView* own = weights.find(head);
   const TensorView* table =
       weights.find(hf_tensor_name(family, prefix, {-1, "token_embd", "weight", {}}));
-  if (c.tied_embeddings && own && table && own->dtype == table->dtype)
-    c.tied_embeddings =
-        std::ranges::equal(own->bytes.first(std::min(own->bytes.size(), kCompared)),
-                           table->bytes.first(std::min(table->bytes.size(), kCompared)));
+  if (c.tied_embeddings && own && table && own->dtype == table->dtype &&
+      own->bytes.size() == table->bytes.size())
+    c.tied_embeddings = std::memcmp(own->bytes.data(), table->bytes.data(),
+                                    std::min(own->bytes.size(), kCompared)) == 0;
 }
 
 // Gemma 4 may do so among the parts of an image only.

@@ -304,20 +304,6 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("no original_max_position_embeddings"));
   EXPECT_THAT(error(config("llama", R"(,"is_causal":false)")),
               HasSubstr("bidirectional attention"));
-  EXPECT_THAT(error(config("gemma4_text", R"(,"use_bidirectional_attention":"all")")),
-              HasSubstr("bidirectional attention"));
-  EXPECT_THAT(error(config("gemma4_text",
-                           R"(,"per_layer_config":{"0":{"head_dim":8},"1":{"head_dim":16}})")),
-              HasSubstr("layers of more than two kinds"));
-  EXPECT_THAT(error(config("gemma4_text", R"(,"rope_parameters":{"rope_type":"default"})")),
-              HasSubstr("an object with full_attention"));
-  EXPECT_THAT(error(config("gemma3_text", R"(,"rope_parameters":{"rope_theta":1000.0})")),
-              HasSubstr("an object with full_attention and sliding_attention"));
-  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":3,"mamba_d_ssm":64)")),
-              HasSubstr("mamba_d_head"));
-  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
-                                           "ssm_multipliers":[1.0])")),
-              HasSubstr("a list of 5 numbers"));
   EXPECT_THAT(error(config("falcon", R"(,"alibi":true)")), HasSubstr("ALiBi positions are not"));
   EXPECT_THAT(error(config("gpt_oss", R"(,"num_local_experts":4,"num_experts_per_tok":2)")),
               HasSubstr("no rope_scaling, which a model of type gpt_oss needs"));
@@ -350,6 +336,28 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(parse_json("[]")), HasSubstr("not an object"));
   m.layer("self_attn.sinks", {4});
   EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
+}
+
+TEST(HfConfig, SaysWhatIsWrongInGemmaAndFalcon) {
+  HfModel m;
+  m.llama();
+  auto error = [&](const Value& json) {
+    return error_of([&] { config_from_hf(json, m.table, "folder"); });
+  };
+  EXPECT_THAT(error(config("gemma4_text", R"(,"use_bidirectional_attention":"all")")),
+              HasSubstr("bidirectional attention"));
+  EXPECT_THAT(error(config("gemma4_text",
+                           R"(,"per_layer_config":{"0":{"head_dim":8},"1":{"head_dim":16}})")),
+              HasSubstr("layers of more than two kinds"));
+  EXPECT_THAT(error(config("gemma4_text", R"(,"rope_parameters":{"rope_type":"default"})")),
+              HasSubstr("an object with full_attention"));
+  EXPECT_THAT(error(config("gemma3_text", R"(,"rope_parameters":{"rope_theta":1000.0})")),
+              HasSubstr("an object with full_attention and sliding_attention"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":3,"mamba_d_ssm":64)")),
+              HasSubstr("mamba_d_head"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
+                                           "ssm_multipliers":[1.0])")),
+              HasSubstr("a list of 5 numbers"));
 }
 
 // The head belongs to the model with images, not to its text part.

@@ -10,6 +10,16 @@
 namespace tokamak {
 namespace {
 
+// Gemma 4: the first frequencies of the whole head; the others are zero.
+std::vector<double> proportional(const Fields& p, const Fields& top, int64_t dims) {
+  double share = p.number({"partial_rotary_factor"}, 1);
+  if (!(share > 0 && share <= 1) || p.number({"factor"}, 1) != 1)
+    top.wrong("rope_parameters", "a share of a head between 0 and 1 without a factor");
+  std::vector<double> divisors(static_cast<size_t>(dims / 2), 1e30);
+  std::fill_n(divisors.begin(), static_cast<size_t>(share * static_cast<double>(dims) / 2), 1.0);
+  return divisors;
+}
+
 // One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
 // of config.json.
 RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
@@ -19,24 +29,14 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   r.dims = dims;
   r.theta = p.number({"rope_theta"}, theta);
   std::string type = p.text({"rope_type", "type"}, "default");
-  bool phi3 = top.text({"model_type"}, "") == "phi3";
-  if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
-  if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
-  if (type == "proportional" && top.text({"model_type"}, "").starts_with("gemma4")) {
-    // The first frequencies of the whole head; the others are zero.
-    double share = p.number({"partial_rotary_factor"}, 1);
-    if (!(share > 0 && share <= 1) || p.number({"factor"}, 1) != 1)
-      top.wrong("rope_parameters", "a share of a head between 0 and 1 without a factor");
-    auto rotated = static_cast<size_t>(share * static_cast<double>(dims) / 2);
-    r.freq_divisors.assign(static_cast<size_t>(dims / 2), 1.0);
-    std::fill(r.freq_divisors.begin() + static_cast<std::ptrdiff_t>(rotated), r.freq_divisors.end(),
-              1e30);
-    return r;
-  }
+  const std::string model = top.text({"model_type"}, "");
+  if (model == "phi3" && type == "yarn") type = "longrope";  // the name in its first configurations
+  if (type == "default" || type == "mrope") return r;        // of texts all its sections are equal
+  if (type == "proportional" && model.starts_with("gemma4"))
+    return r.freq_divisors = proportional(p, top, dims), r;
   if (double alpha = p.number({"alpha"}, 0);
-      type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
-    // Fixed: it does not depend on the length.
-    auto n = static_cast<double>(dims);
+      type == "dynamic" && alpha > 0 && model.starts_with("hunyuan")) {
+    auto n = static_cast<double>(dims);  // does not depend on the length
     r.theta *= std::pow(alpha, n / (n - 2));
     return r;
   }

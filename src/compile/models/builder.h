@@ -88,7 +88,7 @@ class ModelBuilder {
   }
   std::string kv_group(int64_t layer) const { return slides(layer) ? "window" : "full"; }
   bool uses_group(int64_t layer, std::string_view group) const;
-  // Of a layer: its keys and values first, then the states of its recurrent part.
+  // Keys and values of a layer come before the states of its recurrent part.
   size_t first_state(int64_t layer) const;
   Ref view_of(std::string_view group) const;
   std::vector<Ref> append(int64_t layer, Ref q, Ref first, Ref second);
