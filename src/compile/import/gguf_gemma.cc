@@ -57,9 +57,8 @@ void read_gguf_gemma4_sizes(const GgufFile& file, const GgufKeys& keys, ModelCon
          c.layers);
   for (size_t i = 0; i < layers; ++i) {
     if (!kv.empty()) (slides[i] != 0 ? c.kv_heads : c.full_kv_heads) = kv[i];
-    if (slides[i] == 0)
-      c.keys_are_values = !file.find(fmt::format("blk.{}.attn_v.weight", i)) &&
-                          file.find(fmt::format("blk.{}.attn_k.weight", i));
+    if (slides[i] == 0 && file.find(fmt::format("blk.{}.attn_k.weight", i)))
+      c.keys_are_values = !file.find(fmt::format("blk.{}.attn_v.weight", i));
   }
   if (ffn.empty()) return;
   c.ffn = *std::min_element(ffn.begin(), ffn.end());
