@@ -120,8 +120,9 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("attention.value_length_mla", m.value);
   } else {
     write_kv_heads(c, keys);
-    keys.integer("attention.key_length", c.head_dim);
-    keys.integer("attention.value_length", c.head_dim);
+    int64_t head = c.full_head_dim > 0 ? c.full_head_dim : c.head_dim;
+    keys.integer("attention.key_length", head);
+    keys.integer("attention.value_length", head);
   }
   // Gemma 2 and Llama 4 have windows unless a key says otherwise.
   if (c.sliding_window > 0 || c.architecture == "gemma2" || c.architecture == "llama4")
@@ -130,7 +131,7 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
     keys.number("attention.temperature_scale", c.temperature_scale);
     keys.integer("attention.temperature_length", c.temperature_length);
   }
-  if (c.sliding_window == 0) return;
+  if (c.sliding_window == 0 || c.full_head_dim > 0) return;
   int64_t period = gguf_window_period(c.architecture);
   for (int64_t i = 0; i < c.layers; ++i)
     if (c.layer_slides[static_cast<size_t>(i)] != (period == 0 || i % period < period - 1))
@@ -181,8 +182,6 @@ void write_ffn(const ModelConfig& c, KeyWriter& keys) {
 // Gemma 4.
 void write_windowless(const ModelConfig& c, KeyWriter& keys) {
   if (c.full_head_dim == 0) return;
-  keys.integer("attention.key_length", c.full_head_dim);
-  keys.integer("attention.value_length", c.full_head_dim);
   keys.integer("attention.key_length_swa", c.head_dim);
   keys.integer("attention.value_length_swa", c.head_dim);
   keys.integer("rope.dimension_count_swa", c.rope_local.dims);

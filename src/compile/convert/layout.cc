@@ -219,7 +219,7 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
   if (!family.in_gguf)
     fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
   const RecurrentConfig& r = c.recurrent;
-  if (r.norm_groups != r.groups && r.heads > 0 && !r.delta)
+  if (r.norm_groups != r.groups && r.heads > 0 && !r.delta && !r.beside)
     fail(ErrorCode::kUnsupported,
          "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group separately, "
          "a folder all of them together",

@@ -53,26 +53,24 @@ void check_altup(const ModelConfig& c, std::string_view where) {
   check_range(where, "the size of a layer's embedding", a.width, 1, 1 << 16);
   check_range(where, "the vocabulary of the layers' embeddings", a.vocab, 1, c.vocab);
   check_range(where, "the rank of the path beside attention", a.rank, 1, 1 << 16);
-  check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
-              c.layers - 1);
   if (std::ssize(a.sparsity) != c.layers)
     fail(ErrorCode::kCorrupt, "{}: {} sparsities for {} layers, expected one for each", where,
          a.sparsity.size(), c.layers);
   for (double s : a.sparsity)
     if (std::isnan(s) || s == INFINITY)
       fail(ErrorCode::kCorrupt, "{}: a layer's sparsity is {}, expected a finite number", where, s);
-  for (int64_t l = 0; l < c.layers; ++l)
-    if (c.kv_layer(l) < 0)
-      fail(ErrorCode::kCorrupt,
-           "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
 }
 
-void check_gemma4(const ModelConfig& c, std::string_view where) {
+void check_layers(const ModelConfig& c, std::string_view where) {
   check_range(where, "the size of a layer's embedding", c.altup.width, 0, 1 << 16);
   check_range(where, "the head size without a window", c.full_head_dim, 0, 1 << 16);
   check_range(where, "the number of key/value heads without a window", c.full_kv_heads, 0, c.heads);
   check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
               c.layers - 1);
+  for (int64_t l = 0; l < c.layers; ++l)
+    if (c.kv_layer(l) < 0)
+      fail(ErrorCode::kCorrupt,
+           "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
   if (c.full_kv_heads > 0 && c.heads % c.full_kv_heads != 0)
     fail(ErrorCode::kCorrupt, "{}: {} heads cannot share {} key/value heads", where, c.heads,
          c.full_kv_heads);
@@ -202,7 +200,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
     fail(ErrorCode::kCorrupt, "{}: {} activations for {} layers, expected one for each", where,
          c.xielu.size(), c.layers);
   if (c.altup.copies > 0) check_altup(c, where);
-  check_gemma4(c, where);
+  check_layers(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
   if (const LatentConfig& m = c.latent; m.rank > 0) {

@@ -267,7 +267,7 @@ TEST(HfConfig, Defaults) {
   EXPECT_EQ(loaded("mistral", "").sliding_window, 4096);
   EXPECT_EQ(loaded("mistral", R"(,"sliding_window":null)").sliding_window, 0);
   const char* types = R"(,"sliding_window":8,"layer_types":["full_attention","full_attention"])";
-  EXPECT_EQ(loaded("mistral", types).sliding_window, 8);
+  EXPECT_EQ(loaded("mistral", types).sliding_window, 0);  // transformers takes it as a Ministral
   EXPECT_EQ(loaded("ministral", types).sliding_window, 0);
   ModelConfig yarn = loaded("llama", R"(,"rope_scaling":{"type":"yarn","beta_fast":0,
       "original_max_position_embeddings":16})");
