@@ -116,10 +116,17 @@ VARIANTS = {
     "helium": ("helium", {"head_dim": 16}),
     "jais2": ("jais2", {}),
     "internlm3": ("internlm3", {"head_dim": 16}),
+    "gemma4": ("gemma4_text", {"head_dim": 16, "global_head_dim": 24, "sliding_window": 6, "layer_types": HALF_WINDOWS,
+                               "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 128, "num_kv_shared_layers": 1}),
+    "gemma4_moe": ("gemma4_text", {"head_dim": 16, "global_head_dim": 24, "sliding_window": 6, "layer_types": HALF_WINDOWS,
+                                   "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                                   "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}),
+    "gemma4_12b": ("gemma4_unified_text", {"head_dim": 256, "global_head_dim": 512, "sliding_window": 6, "layer_types": HALF_WINDOWS}),
+    "falcon_h1": ("falcon_h1", {"mamba_n_heads": 8, "mamba_d_ssm": 128, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8,
+                                "ssm_multipliers": [0.7, 1.2, 0.8, 1.4, 0.9], "key_multiplier": 0.7}),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text", {"head_dim": 16, "num_experts": 6, **MOE}),
     # Not supported: one clear line each.
     "bloom": ("bloom", {"n_head": 4}),
-    "gemma4": ("gemma4_text", {"head_dim": 16}),
-    "falcon_h1": ("falcon_h1", {}),
     "jamba": ("jamba", {}),
 }
 

@@ -80,6 +80,13 @@ FAMILIES_SWITCHED = {
                {"no_rope_layers": [1, 1, 0, 0, 1]}, {"rope_scaling": None}],
     "gemma3n": [{"sliding_window": 7}, {"activation_sparsity_pattern": [0.6, 0.0, 0.6, 0.0, 0.0, 0.0]},
                 {"rope_local_base_freq": 100.0}, {"final_logit_softcapping": 30.0}, {"altup_active_idx": 1}],
+    "falcon_h1": [{"key_multiplier": 1.0}, {"mlp_multipliers": [0.9, 1.0]}, {"ssm_multipliers": [0.7, 1.2, 0.8, 1.4, 1.0]},
+                  {"attention_in_multiplier": 1.0}, {"ssm_out_multiplier": 1.0}],
+    "falcon_h1_norm": [{"mamba_norm_before_gate": False}],
+    "gemma4": [{"sliding_window": 7}, {"final_logit_softcapping": 30.0}, {"rope_parameters": {
+        **tiny_families.MODELS["gemma4"]["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}],
+    "gemma4_moe": [{"top_k_experts": 3}, {"rope_parameters": {**tiny_families.MODELS["gemma4"]["rope_parameters"], "full_attention": {
+        "rope_type": "proportional", "partial_rotary_factor": 1.0, "rope_theta": 100.0}}}],
     "olmo3": [{"sliding_window": 9}, {"rope_scaling": None}], "glm": [{"partial_rotary_factor": 0.25}],
     "ministral3": [{"rope_scaling": {**tiny_families.MODELS["ministral3"]["rope_scaling"], "llama_4_scaling_beta": 0.1}}],
     "stablelm": [{"partial_rotary_factor": 0.5}], "gpt_neox": [{"rotary_pct": 0.5}, {"use_parallel_residual": False}],

@@ -7,6 +7,8 @@ a GGUF file, with the change that llama.cpp's converter makes. tiny_models.py wr
 import gguf
 import numpy as np
 
+import tiny_falcon_h1
+import tiny_gemma4
 import tiny_gguf
 import tiny_more
 import tiny_others
@@ -113,6 +115,7 @@ MODELS["llama4_long"] = {**LLAMA4, "interleave_moe_layer_step": 1}  # with the c
 MODELS["gemma3n"] = config("Gemma3nForCausalLM", model_type="gemma3n_text", hidden_act=DROP, **tiny_variants.GEMMA3N)
 MODELS.update(tiny_others.models(config, DROP, EXPERTS))
 MODELS.update(tiny_more.models(config, DROP))
+MODELS.update(tiny_gemma4.models(config, DROP) | tiny_falcon_h1.models(config))
 BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
 GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
@@ -136,7 +139,7 @@ MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
                 "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
-                **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"), "llama4_text": "llama4", "gemma3n_text": "gemma3n",
+                **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"), "llama4_text": "llama4", "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "falcon_h1": "falcon-h1",
                 **tiny_others.ARCHITECTURE, **tiny_more.ARCHITECTURE}
 INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2", "ministral3", "granitemoeshared"}
 
@@ -196,7 +199,7 @@ def attention(t, c, at, blk):
     if kind == "gpt_oss":
         t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
     wide = kind in ("olmo2", "olmo3", "olmoe", "minimax_m2")
-    narrow = kind in ("exaone4", "qwen3_moe", "qwen3_vl_text", "dots1") or "linear_num_key_heads" in c
+    narrow = kind in ("exaone4", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "dots1") or "linear_num_key_heads" in c
     if wide or narrow or (c.get("use_qk_norm") and kind != "llama4_text"):
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
@@ -390,15 +393,14 @@ def internlm2(t, c):
 
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
-    own = {"exaone": lambda t, c: tiny_more.exaone(t, c, decoder), "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next,
-           "gemma3n_text": tiny_variants.gemma3n, "gpt_neox": tiny_others.gpt_neox, **tiny_more.OWN}
+    own = {"exaone": lambda t, c: tiny_more.exaone(t, c, decoder), "internlm2": internlm2, "mamba2": mamba2, **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), qwen3next),
+           "gemma3n_text": tiny_variants.gemma3n, "gemma4_text": tiny_gemma4.tensors, "falcon_h1": tiny_falcon_h1.tensors, "gpt_neox": tiny_others.gpt_neox, **tiny_more.OWN}
     if name == "command_r_plus":
         own["cohere"] = tiny_more.llama_like
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
-    if name == "qwen35moe":
+    t.reference = dict(t.hf) if name in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe") else t.reference
+    if name in ("qwen35moe", "qwen3_vl_moe"):
         tiny_others.stack_experts(t, MODELS[name])
-    if name in ("qwen2_vl", "qwen3_vl"):
-        t.reference = t.hf
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
     if name == "gpt_oss_mxfp4":
@@ -430,7 +432,7 @@ def gguf_fields(c):
         fields.update({"attention.key_length": head, "attention.value_length": head})
     if c.get("sliding_window"):
         fields["attention.sliding_window"] = c["sliding_window"]
-    if "rope_scaling" in c and kind not in ("llama4_text", "qwen2_vl", "qwen3_vl_text"):
+    if "rope_scaling" in c and kind not in ("llama4_text", "qwen2_vl", "qwen3_vl_text", "qwen3_vl_moe_text"):
         scaling = c["rope_scaling"]
         fields.update({"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"],
                        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"]})
@@ -457,7 +459,7 @@ def gguf_fields(c):
             fields.update({"attention.head_count_kv": 1, "attention.key_length": c["kv_lora_rank"] + rope,
                            "attention.value_length": c["kv_lora_rank"], "attention.key_length_mla": key,
                            "attention.value_length_mla": value})
-    if kind == "qwen3_next":
+    if "linear_num_key_heads" in c:
         fields.update({"ssm.conv_kernel": c["linear_conv_kernel_dim"], "ssm.state_size": c["linear_key_head_dim"],
                        "ssm.group_count": c["linear_num_key_heads"], "ssm.time_step_rank": c["linear_num_value_heads"],
                        "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
@@ -477,8 +479,10 @@ def write_gguf(path, t, vocabulary):
     w = gguf.GGUFWriter(path, architecture)
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
-    fields = tiny_more.own_fields(t) if c["model_type"] in tiny_more.OWN else {
-        **gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)}
+    own = {"gemma4_text": lambda: tiny_gemma4.fields(c, tensors), "falcon_h1": lambda: tiny_falcon_h1.fields(c),
+           **dict.fromkeys(tiny_more.OWN, lambda: tiny_more.own_fields(t))}
+    fields = own.get(c["model_type"], lambda: {
+        **gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)})()
     for key, value in fields.items():
         add = {bool: w.add_bool, float: w.add_float32, str: w.add_string, list: w.add_array}.get(type(value), w.add_uint32)
         add(key.strip(".") if key.endswith(".") else f"{architecture}.{key}", value)

@@ -21,6 +21,8 @@ def models(config, drop, experts):
             "type": "mrope", "mrope_section": [2, 3, 3]}),
         "qwen3_vl": config("Qwen3VLForConditionalGeneration", model_type="qwen3_vl_text", head_dim=16, rope_scaling={
             "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
+        "qwen3_vl_moe": config("Qwen3VLMoeForConditionalGeneration", model_type="qwen3_vl_moe_text", head_dim=16, rope_scaling={
+            "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}, **experts),
         "stablelm": config("StableLmForCausalLM", model_type="stablelm", layer_norm_eps=1e-5, partial_rotary_factor=0.25,
                            use_qkv_bias=True, rms_norm_eps=drop),
         "gpt_neox": config("GPTNeoXForCausalLM", model_type="gpt_neox", layer_norm_eps=1e-5, rotary_pct=0.25, hidden_act="gelu",
@@ -42,11 +44,12 @@ def models(config, drop, experts):
     }
 
 
-NOT_AS_GGUF = {"glm", "qwen35", "qwen35moe"}
-ARCHITECTURE = {"olmo3": "olmo2", "ministral3": "mistral3", "qwen2_vl": "qwen2vl", "qwen3_vl_text": "qwen3vl", "gpt_neox": "gptneox", "granitemoeshared": "granitemoe",
-                "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"}
+NOT_AS_GGUF = {"glm"}
+ARCHITECTURE = {"olmo3": "olmo2", "ministral3": "mistral3", "qwen2_vl": "qwen2vl", "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "gpt_neox": "gptneox", "granitemoeshared": "granitemoe",
+                "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 REFERENCE = {"qwen2_vl": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None},
-             "qwen3_vl": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_scaling": None}}
+             "qwen3_vl": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_scaling": None},
+             "qwen3_vl_moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "rope_scaling": None, "norm_topk_prob": True}}
 
 
 def granite_experts(t, c, at, blk):
@@ -84,26 +87,37 @@ def gpt_neox(t, c):
 
 
 def linear_attention(t, c, at, blk):
-    """Qwen3.5: matrices of their own for gates, rates and steps."""
-    hidden, heads, keys = c["hidden_size"], c["linear_num_value_heads"], c["linear_num_key_heads"] * c["linear_key_head_dim"]
-    values, at = heads * c["linear_value_head_dim"], at + "linear_attn."
-    for name, rows in (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads)):
-        t.hf[f"{at}{name}.weight"] = t.random(at + name, (rows, hidden), 1.3 / hidden ** 0.5)
-    t.hf[at + "conv1d.weight"] = t.random(at + "conv1d", (2 * keys + values, 1, c["linear_conv_kernel_dim"]), 0.5)
-    t.hf[at + "dt_bias"] = t.random(at + "dt_bias", (heads,), 0.7, -1.0)
-    t.hf[at + "A_log"] = t.random(at + "A_log", (heads,), 0.5, 0.3)
-    t.hf[at + "norm.weight"] = t.random(at + "norm", (c["linear_value_head_dim"],), 0.2, 1.0)
-    t.hf[at + "out_proj.weight"] = t.random(at + "out_proj", (hidden, values), 1.5 / values ** 0.5)
+    """Qwen3.5: matrices of their own for gates, rates and steps. GGUF has value heads in turn of their keys: the first of each, the second of each."""
+    hidden, heads, groups, size = c["hidden_size"], c["linear_num_value_heads"], c["linear_num_key_heads"], c["linear_value_head_dim"]
+    keys, values, at = groups * c["linear_key_head_dim"], heads * size, at + "linear_attn."
+
+    def in_turn(x, width, first=0):
+        tail = x[first:].reshape(groups, heads // groups, width, -1).swapaxes(0, 1).reshape(x[first:].shape)
+        return np.concatenate([x[:first], tail])
+
+    for name, own, rows, width, first in (("in_proj_qkv", "attn_qkv", 2 * keys + values, size, 2 * keys), ("in_proj_z", "attn_gate", values, size, 0),
+                                          ("in_proj_b", "ssm_beta", heads, 1, 0), ("in_proj_a", "ssm_alpha", heads, 1, 0)):
+        x = t.random(at + name, (rows, hidden), 1.3 / hidden ** 0.5)
+        t.hf[f"{at}{name}.weight"], t.gguf[f"{blk}{own}.weight"] = x, in_turn(x, width, first)
+    taps = t.random(at + "conv1d", (2 * keys + values, 1, c["linear_conv_kernel_dim"]), 0.5)
+    t.hf[at + "conv1d.weight"], t.gguf[blk + "ssm_conv1d.weight"] = taps, in_turn(taps[:, 0], size, 2 * keys)
+    bias, a = t.random(at + "dt_bias", (heads,), 0.7, -1.0), t.random(at + "A_log", (heads,), 0.5, 0.3)
+    t.hf[at + "dt_bias"], t.gguf[blk + "ssm_dt.bias"] = bias, in_turn(bias, 1)
+    t.hf[at + "A_log"], t.gguf[blk + "ssm_a"] = a, -np.exp(in_turn(a, 1))
+    t.norm(at + "norm", blk + "ssm_norm", size)
+    out = t.random(at + "out_proj", (hidden, values), 1.5 / values ** 0.5)
+    t.hf[at + "out_proj.weight"], t.gguf[blk + "ssm_out.weight"] = out, np.ascontiguousarray(in_turn(out.T, size).T)
 
 
 def stack_experts(t, c):
-    """Qwen3.5 is published with one tensor for all experts."""
+    """Qwen3.5 and Qwen3-VL are published with one tensor for all experts, the latter as [in, out]."""
+    turned = c["model_type"] == "qwen3_vl_moe_text"
     for i in range(c["num_hidden_layers"]):
         at = f"model.layers.{i}.mlp.experts."
         take = {part: np.stack([t.hf.pop(f"{at}{e}.{part}_proj.weight") for e in range(c["num_experts"])])
                 for part in ("gate", "up", "down")}
-        t.hf[at + "gate_up_proj"] = np.concatenate([take["gate"], take["up"]], 1)
-        t.hf[at + "down_proj"] = take["down"]
+        for name, x in (("gate_up_proj", np.concatenate([take["gate"], take["up"]], 1)), ("down_proj", take["down"])):
+            t.hf[at + name] = np.ascontiguousarray(x.swapaxes(1, 2)) if turned else x
 
 
 def own_fields(c):

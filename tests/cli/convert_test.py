@@ -25,7 +25,8 @@ MODELS += [FAMILIES / n for n in ("olmo2", "exaone", "exaone4", "granite", "cohe
 # These are written as GGUF, but not yet as a folder.
 TO_GGUF = [FAMILIES / n for n in ("ernie4_5", "seed_oss", "olmo3", "ministral3", "qwen2_vl", "stablelm", "gpt_neox", "granitemoe", "dots1",
                                   "ernie4_5_moe", "minimax_m2", "qwen3_vl", "glm47_flash", "arcee", "nemotron", "apertus", "hunyuan", "hunyuan_moe",
-                                  "olmo", "falcon", "starcoder", "minicpm", "qwen", "chatglm", "command_r_plus")]
+                                  "olmo", "falcon", "starcoder", "minicpm", "qwen", "chatglm", "command_r_plus", "qwen3_vl_moe", "granite4",
+                                  "nemotron_h", "lfm2", "lfm2moe", "gemma4")]
 # Types that gguf quantises as well, and bounds of the error of the others on normally distributed weights.
 EXACT = {"q8_0": T.Q8_0, "q4_0": T.Q4_0, "q4_1": T.Q4_1, "q5_0": T.Q5_0, "q5_1": T.Q5_1, "mxfp4": T.MXFP4, "f16": T.F16,
          "bf16": T.BF16, "iq4_nl": None}

@@ -24,6 +24,9 @@ class KeyWriter {
   void text(std::string_view key, std::string_view value) { out_.set_string(full(key), value); }
   void boolean(std::string_view key, bool value) { out_.set_bool(full(key), value); }
   void booleans(std::string_view key, const std::vector<bool>& v) { out_.set_bools(full(key), v); }
+  void integers(std::string_view key, const std::vector<int32_t>& v) {
+    out_.set_i32s(full(key), v);
+  }
   void numbers(std::string_view key, const std::vector<double>& v) {
     out_.set_floats(full(key), std::vector<float>(v.begin(), v.end()));
   }
@@ -79,6 +82,29 @@ void write_rope(const ModelConfig& c, KeyWriter& keys, GgufWriter& out) {
   }
 }
 
+// llama.cpp asks for the parts of a head that images rotate by time, height and width; positions of
+// texts are the same in all of them.
+void write_sections(const ModelConfig& c, KeyWriter& keys) {
+  if (c.architecture != "qwen2vl" && !c.architecture.starts_with("qwen3vl") &&
+      !c.architecture.starts_with("qwen35"))
+    return;
+  auto half = static_cast<int32_t>(c.rope.dims / 2), third = half / 3;
+  keys.integers("rope.dimension_sections", {half - 2 * third, third, third, 0});
+}
+
+// Layers without attention have none.
+void write_kv_heads(const ModelConfig& c, KeyWriter& keys) {
+  std::vector<int32_t> list;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    bool attends = !c.only_mlp(i) && (!c.recurrent.at(i) || c.recurrent.delta);
+    list.push_back(attends ? static_cast<int32_t>(c.kv_heads_at(i)) : 0);
+  }
+  if (c.full_kv_heads > 0 || (c.recurrent.heads > 0 && !c.recurrent.delta))
+    keys.integers("attention.head_count_kv", list);
+  else
+    keys.integer("attention.head_count_kv", c.kv_heads);
+}
+
 void write_attention(const ModelConfig& c, KeyWriter& keys) {
   keys.integer("attention.head_count", c.heads);
   keys.number(c.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
@@ -93,9 +119,10 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("attention.key_length_mla", m.nope + m.rope);
     keys.integer("attention.value_length_mla", m.value);
   } else {
-    keys.integer("attention.head_count_kv", c.kv_heads);
-    keys.integer("attention.key_length", c.head_dim);
-    keys.integer("attention.value_length", c.head_dim);
+    write_kv_heads(c, keys);
+    int64_t head = c.full_head_dim > 0 ? c.full_head_dim : c.head_dim;
+    keys.integer("attention.key_length", head);
+    keys.integer("attention.value_length", head);
   }
   // Gemma 2 and Llama 4 have windows unless a key says otherwise.
   if (c.sliding_window > 0 || c.architecture == "gemma2" || c.architecture == "llama4")
@@ -104,7 +131,7 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
     keys.number("attention.temperature_scale", c.temperature_scale);
     keys.integer("attention.temperature_length", c.temperature_length);
   }
-  if (c.sliding_window == 0) return;
+  if (c.sliding_window == 0 || c.full_head_dim > 0) return;
   int64_t period = gguf_window_period(c.architecture);
   for (int64_t i = 0; i < c.layers; ++i)
     if (c.layer_slides[static_cast<size_t>(i)] != (period == 0 || i % period < period - 1))
@@ -137,8 +164,37 @@ void write_experts(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("leading_dense_block_count", first - e.layers.begin());
 }
 
+// One number, or one for each layer. Mamba-2 has no MLP.
+void write_ffn(const ModelConfig& c, KeyWriter& keys) {
+  const Family* family = find_family(c.architecture);
+  std::vector<int32_t> list;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    bool routed = c.experts.count > 0 && c.experts.layers[static_cast<size_t>(i)];
+    int64_t size = c.alone && !c.only_mlp(i) ? 0 : c.alone && routed ? c.experts.ffn : c.ffn_at(i);
+    list.push_back(static_cast<int32_t>(size));
+  }
+  if ((family && family->hybrid && c.alone) || c.wide_shared_mlp)
+    keys.integers("feed_forward_length", list);
+  else  // Qwen 1 counts gate and up
+    keys.integer("feed_forward_length", c.architecture == "qwen" ? 2 * c.ffn : list[0]);
+}
+
+// Gemma 4.
+void write_windowless(const ModelConfig& c, KeyWriter& keys) {
+  if (c.full_head_dim == 0) return;
+  keys.integer("attention.key_length_swa", c.head_dim);
+  keys.integer("attention.value_length_swa", c.head_dim);
+  keys.integer("rope.dimension_count_swa", c.rope_local.dims);
+  std::vector<bool> slides = c.layer_slides;
+  slides.resize(static_cast<size_t>(c.layers));
+  keys.booleans("attention.sliding_window_pattern", slides);
+  keys.integer("attention.shared_kv_layers", c.shared_kv_layers);
+  keys.integer("embedding_length_per_layer_input", c.altup.width);
+}
+
 void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
   const RecurrentConfig& r = c.recurrent;
+  if (r.short_conv) return keys.integer("shortconv.l_cache", r.taps);
   if (r.step_low > 0 || r.step_high > 0)
     fail(ErrorCode::kUnsupported, "GGUF has no key for limits of time steps");
   keys.integer("ssm.conv_kernel", r.taps);
@@ -174,7 +230,8 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
     keys.number("logit_scale", c.logit_scale);
   }
   if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
-  if (c.architecture == "gemma2" || c.architecture.starts_with("gemma3"))
+  if (c.architecture == "gemma2" || c.architecture.starts_with("gemma3") ||
+      (c.architecture == "gemma4" && c.final_softcap > 0))
     keys.number("final_logit_softcapping", c.final_softcap);
 }
 
@@ -241,24 +298,29 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("block_count", c.layers);
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
-  if (find_family(c.architecture) && find_family(c.architecture)->hybrid)
-    fail(ErrorCode::kUnsupported, "models of the family {} cannot be written as GGUF",
-         c.architecture);
-  bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
-  // Qwen 1 counts gate and up.
-  keys.integer("feed_forward_length", c.architecture == "qwen" ? 2 * c.ffn : attention ? c.ffn : 0);
+  if (c.recurrent.beside)
+    fail(
+        ErrorCode::kUnsupported,
+        "models of the family {} cannot be written as GGUF: its files have factors in the matrices",
+        c.architecture);
+  write_ffn(c, keys);
   keys.integer("vocab_size", c.vocab);
   if (c.embedding.encoder) return write_encoder(c, keys, out);
   if (c.recurrent.heads > 0) write_recurrent(c, keys);
-  if (attention) {
+  const Family* family = find_family(c.architecture);
+  if (c.recurrent.heads == 0 || c.recurrent.delta || family->hybrid) {
     write_attention(c, keys);
   } else {  // readers ask for both
     keys.integer("attention.head_count", 0);
     keys.number("attention.layer_norm_rms_epsilon", c.norm_eps);
   }
   if (c.rope.dims > 0) write_rope(c, keys, out);
+  write_sections(c, keys);
   write_experts(c, keys);
   write_altup(c, keys);
+  write_windowless(c, keys);
+  if (c.architecture == "granitehybrid")
+    keys.boolean("rope.scaling.finetuned", c.layer_rotates.empty() || c.layer_rotates[0]);
   if (!c.xielu.empty()) write_xielu(c, out);
   write_scales(c, keys);
   if (c.architecture == "gptneox" || c.architecture == "stablelm")
@@ -301,6 +363,12 @@ bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool u
   a.resize(static_cast<size_t>(layers), usual);
   b.resize(static_cast<size_t>(layers), usual);
   return a == b;
+}
+
+bool same_kinds(const ModelConfig& a, const ModelConfig& b) {
+  return a.full_head_dim == b.full_head_dim && a.full_kv_heads == b.full_kv_heads &&
+         a.keys_are_values == b.keys_are_values && a.wide_shared_mlp == b.wide_shared_mlp &&
+         a.layer_scales == b.layer_scales && a.mlp_layers == b.mlp_layers;
 }
 
 bool same_norms(const ModelConfig& a, const ModelConfig& b) {
@@ -353,6 +421,7 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
            a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
            a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
       {"latent attention", a.latent == b.latent},
+      {"the kinds of layers", same_kinds(a, b)},
       {"the copies of the residual stream", same_altup(a.altup, b.altup)},
       {"layers that share keys and values", a.shared_kv_layers == b.shared_kv_layers},
       {"the recurrent layers", same_recurrent(a.recurrent, b.recurrent, a.layers)},

@@ -219,11 +219,16 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
   if (!family.in_gguf)
     fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
   const RecurrentConfig& r = c.recurrent;
-  if (r.norm_groups != r.groups && r.heads > 0 && !r.delta)
+  if (r.norm_groups != r.groups && r.heads > 0 && !r.delta && !r.beside)
     fail(ErrorCode::kUnsupported,
          "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group separately, "
          "a folder all of them together",
          r.groups);
+  if (c.architecture.starts_with("qwen35") && r.heads != r.groups && !r.tiled)
+    fail(ErrorCode::kUnsupported,
+         "Qwen3.5 with {} value heads for {} key heads cannot be converted to GGUF: its files have "
+         "the columns of ssm_out in another order",
+         r.heads, r.groups);
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = gguf_place(family, c, slot);

@@ -53,23 +53,33 @@ void check_altup(const ModelConfig& c, std::string_view where) {
   check_range(where, "the size of a layer's embedding", a.width, 1, 1 << 16);
   check_range(where, "the vocabulary of the layers' embeddings", a.vocab, 1, c.vocab);
   check_range(where, "the rank of the path beside attention", a.rank, 1, 1 << 16);
-  check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
-              c.layers - 1);
   if (std::ssize(a.sparsity) != c.layers)
     fail(ErrorCode::kCorrupt, "{}: {} sparsities for {} layers, expected one for each", where,
          a.sparsity.size(), c.layers);
   for (double s : a.sparsity)
     if (std::isnan(s) || s == INFINITY)
       fail(ErrorCode::kCorrupt, "{}: a layer's sparsity is {}, expected a finite number", where, s);
+}
+
+void check_layers(const ModelConfig& c, std::string_view where) {
+  check_range(where, "the size of a layer's embedding", c.altup.width, 0, 1 << 16);
+  check_range(where, "the head size without a window", c.full_head_dim, 0, 1 << 16);
+  check_range(where, "the number of key/value heads without a window", c.full_kv_heads, 0, c.heads);
+  check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
+              c.layers - 1);
   for (int64_t l = 0; l < c.layers; ++l)
     if (c.kv_layer(l) < 0)
       fail(ErrorCode::kCorrupt,
            "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
+  if (c.full_kv_heads > 0 && c.heads % c.full_kv_heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} heads cannot share {} key/value heads", where, c.heads,
+         c.full_kv_heads);
 }
 
 void check_rope(const ModelConfig& c, std::string_view where) {
   for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
-    check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
+    check_range(where, "the number of rotated dimensions", r->dims, 0,
+                std::max(c.head_dim, c.full_head_dim));
     if (r->dims % 2 != 0)
       fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
            r->dims);
@@ -190,6 +200,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
     fail(ErrorCode::kCorrupt, "{}: {} activations for {} layers, expected one for each", where,
          c.xielu.size(), c.layers);
   if (c.altup.copies > 0) check_altup(c, where);
+  check_layers(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
   if (const LatentConfig& m = c.latent; m.rank > 0) {
@@ -215,21 +226,24 @@ class SlotList {
   std::vector<WeightSlot> make() {
     matrix("token_embd", c_.vocab, c_.hidden);
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
+    if (c_.altup.width > 0) layer_embeddings();
     if (c_.altup.copies > 0) altup();
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
       if (c_.only_mlp(layer_))
         norm("attn_norm", c_.hidden);
-      else if (c_.recurrent.at(layer_))
+      else if (c_.recurrent.at(layer_) && !c_.recurrent.beside)
         recurrent();
       else
         attention();
+      if (c_.recurrent.beside) state_space();
       if (c_.alone && !c_.only_mlp(layer_)) continue;
-      if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
-        experts();
-      else
-        mlp();
+      bool routed = c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)];
+      if (routed) experts();
+      if (!routed || c_.experts.beside_mlp) mlp();
       if (c_.post_norms) norm("post_ffw_norm", c_.hidden);
+      if (c_.altup.width > 0) layer_embedding();
       if (c_.altup.copies > 0) altup_layer();
+      if (c_.layer_scales) slots_.push_back({layer_, "layer_output_scale", "weight", {1}});
     }
     layer_ = -1;
     norm("output_norm", c_.hidden);
@@ -267,20 +281,22 @@ class SlotList {
   }
   void attention() {
     if (c_.latent.rank > 0) return latent_attention();
-    int64_t q = c_.heads * c_.head_dim, kv = c_.kv_heads * c_.head_dim;
+    int64_t head = c_.head_dim_at(layer_);
+    int64_t q = c_.heads * head, kv = c_.kv_heads_at(layer_) * head;
     if (c_.pre_norms) norm("attn_norm", c_.hidden);
     matrix("attn_q", q, c_.hidden, c_.qkv_bias);
     if (c_.attention_gate) matrix("attn_gate", q, c_.hidden);
     bool own_keys = !c_.shares_kv(layer_) || c_.shared_kv_weights;
     if (own_keys) matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
-    if (own_keys) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
+    bool own_values = own_keys && !(c_.keys_are_values && !c_.windowed(layer_));
+    if (own_values) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
       if (c_.head_qk_norm) {  // without biases
         slots_.push_back({layer_, "attn_q_norm", "weight", {q}});
         slots_.push_back({layer_, "attn_k_norm", "weight", {kv}});
       } else {
-        norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
-        if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+        norm("attn_q_norm", c_.wide_qk_norm ? q : head);
+        if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : head);
       }
     }
     matrix("attn_output", c_.hidden, q, c_.o_bias);
@@ -288,20 +304,25 @@ class SlotList {
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
     if (c_.pre_norms && !c_.alone && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
   }
-  void altup() {
+  void layer_embeddings() {
     const AltUpConfig& a = c_.altup;
     matrix("per_layer_token_embd", a.vocab, c_.layers * a.width);
     matrix("per_layer_model_proj", c_.layers * a.width, c_.hidden);
     norm("per_layer_proj_norm", a.width);
+  }
+  void layer_embedding() {
+    matrix("inp_gate", c_.altup.width, c_.hidden);
+    matrix("proj", c_.hidden, c_.altup.width);
+    norm("post_norm", c_.hidden);
+  }
+  void altup() {
+    const AltUpConfig& a = c_.altup;
     for (const char* stem : {"altup_proj", "altup_unembd_proj"})
       for (int64_t i = 0; i + 1 < a.copies; ++i)
         matrix(fmt::format("{}_{}", stem, i), c_.hidden, c_.hidden);
   }
   void altup_layer() {
     const AltUpConfig& a = c_.altup;
-    matrix("inp_gate", a.width, c_.hidden);
-    matrix("proj", c_.hidden, a.width);
-    norm("post_norm", c_.hidden);
     matrix("altup_correct_coef", a.copies, a.copies);
     norm("altup_correct_scale", c_.hidden);
     matrix("altup_predict_coef", a.copies * a.copies, a.copies);
@@ -315,6 +336,11 @@ class SlotList {
     const RecurrentConfig& r = c_.recurrent;
     norm("attn_norm", c_.hidden);
     if (r.short_conv) return short_conv();
+    state_space();
+    if (!c_.alone) norm("ffn_norm", c_.hidden);
+  }
+  void state_space() {
+    const RecurrentConfig& r = c_.recurrent;
     matrix("ssm_gate", r.inner(), c_.hidden);
     if (r.delta) {
       matrix("ssm_q", r.groups * r.state, c_.hidden);
@@ -330,9 +356,8 @@ class SlotList {
     slots_.push_back({layer_, "ssm_dt", "bias", {r.heads}});
     slots_.push_back({layer_, "ssm_a", "weight", {r.heads}});
     if (!r.delta) slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
-    norm("ssm_norm", r.delta ? r.head_dim : r.inner());
+    if (r.norm_groups > 0) norm("ssm_norm", r.delta ? r.head_dim : r.inner());
     matrix("ssm_out", c_.hidden, r.inner());
-    if (!c_.alone) norm("ffn_norm", c_.hidden);
   }
   void short_conv() {
     for (const char* stem : {"ssm_b", "ssm_c", "ssm_x", "ssm_out"})
@@ -341,14 +366,21 @@ class SlotList {
     norm("ffn_norm", c_.hidden);
   }
   void mlp() {
-    if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
-    matrix("ffn_up", c_.ffn, c_.hidden, c_.mlp_bias);
-    matrix("ffn_down", c_.hidden, c_.ffn, c_.mlp_bias);
+    int64_t ffn = c_.ffn_at(layer_);
+    if (c_.gated_mlp) matrix("ffn_gate", ffn, c_.hidden, c_.mlp_bias);
+    matrix("ffn_up", ffn, c_.hidden, c_.mlp_bias);
+    matrix("ffn_down", c_.hidden, ffn, c_.mlp_bias);
   }
   void experts() {
     const ExpertConfig& e = c_.experts;
     matrix("ffn_gate_inp", e.count, c_.hidden, e.bias);
     if (e.score_bias) slots_.push_back({layer_, "exp_probs_b", "bias", {e.count}});
+    if (e.beside_mlp) {
+      slots_.push_back({layer_, "ffn_gate_inp", "scale", {c_.hidden}});
+      slots_.push_back({layer_, "ffn_down_exps", "scale", {e.count}});
+      for (const char* stem : {"pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"})
+        norm(stem, c_.hidden);
+    }
     for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
       if (c_.gated_mlp || stem != std::string_view("ffn_gate_exps"))
         slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});

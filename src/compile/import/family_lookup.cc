@@ -18,17 +18,13 @@ constexpr Missing kMissing[] = {
     {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
      "recurrent layers of another kind than Mamba-2's"},
     {"jamba zamba zamba2 plamo2 plamo3", "the recurrent layers of Mamba-1, or shared blocks"},
-    {"falcon_h1 falcon-h1 bamba",
-     "attention and Mamba-2 side by side in one layer, or their names"},
+    {"bamba", "names of its recurrent layers"},
     {"kimi_linear kimi-linear bailing_hybrid minimax olmo_hybrid",
      "linear attention of another kind"},
     {"dbrx phimoe arctic grok grok-1", "a table of tensor names for its experts"},
     {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
-    {"qwen35 qwen35moe", "the order of heads in its GGUF files; its folders are supported"},
     {"bloom mpt", "ALiBi positions"},
     {"persimmon", "norms of q and k with biases"},
-    {"gemma4 gemma4_text gemma4_unified gemma4_unified_text",
-     "heads of another size in layers with full attention"},
     {"minicpm3 youtu mistral4", "latent attention without experts"},
     {"bitnet", "norms inside attention and MLP, and activations in int8"},
     {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
@@ -93,7 +89,7 @@ void apply_family(const Family& family, ModelConfig& config) {
     config.experts.clamp = 7.0;
   }
   if (family.architecture == "llama4") config.chunked = config.experts.scale_inputs = true;
-  bool scaled = family.gemma || family.architecture == "gemma3n";
+  bool scaled = family.gemma || family.architecture == "gemma3n" || family.architecture == "gemma4";
   if (scaled) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
 }
 

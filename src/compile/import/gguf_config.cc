@@ -5,59 +5,17 @@
 
 #include "base/error.h"
 #include "compile/import/families.h"
+#include "compile/import/gguf_keys.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
 namespace {
 
-// Metadata keys of one architecture: "llama.block_count".
-class Keys {
- public:
-  Keys(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
-  std::string full(std::string_view key) const { return fmt::format("{}.{}", prefix_, key); }
-  bool has(std::string_view key) const { return file_.has(full(key)); }
-
-  // Some files write a list with one number per layer; all must be equal.
-  int64_t integer(std::string_view key, int64_t fallback) const {
-    if (file_.array_size(full(key)) == 0) return file_.get_int(full(key), fallback);
-    std::vector<int64_t> list = file_.ints(full(key));
-    if (std::any_of(list.begin(), list.end(), [&](int64_t v) { return v != list[0]; }))
-      fail(ErrorCode::kUnsupported, "{}: {} differs from layer to layer", file_.name(), full(key));
-    return list[0];
-  }
-  // The largest number of a list with one per layer.
-  int64_t largest(std::string_view key) const {
-    if (file_.array_size(full(key)) == 0) return required(key);
-    std::vector<int64_t> list = file_.ints(full(key));
-    return *std::max_element(list.begin(), list.end());
-  }
-  int64_t required(std::string_view key) const {
-    if (!has(key)) fail(ErrorCode::kCorrupt, "{}: metadata {} is missing", file_.name(), full(key));
-    return integer(key, 0);
-  }
-  bool boolean(std::string_view key, bool fallback) const {
-    return file_.get_bool(full(key), fallback);
-  }
-  double number(std::string_view key, double fallback) const {
-    return file_.get_double(full(key), fallback);
-  }
-  std::string text(std::string_view key, std::string_view fallback) const {
-    return file_.get_string(full(key), fallback);
-  }
-  std::vector<int64_t> list(std::string_view key) const {
-    return file_.array_size(full(key)) == 0 ? std::vector<int64_t>{} : file_.ints(full(key));
-  }
-
- private:
-  const GgufFile& file_;
-  std::string prefix_;
-};
-
 const Family& family_of(const GgufFile& file, std::string& architecture) {
   architecture = file.get_string("general.architecture", "");
   if (architecture.empty())
     fail(ErrorCode::kCorrupt, "{}: metadata general.architecture is missing", file.name());
-  Keys keys(file, architecture);
+  GgufKeys keys(file, architecture);
   int64_t experts = keys.integer("expert_count", 0);
   std::string_view name = architecture;
   if (name == "mistral3") name = "mistral";
@@ -86,7 +44,7 @@ std::vector<double> factor_tensor(const GgufFile& file, std::string_view name) {
   return {values.begin(), values.end()};
 }
 
-void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+void read_rope(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   using Scaling = RopeConfig::Scaling;
   RopeConfig& r = c.rope;
   r.dims = keys.integer("rope.dimension_count", c.head_dim);
@@ -130,7 +88,7 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   }
 }
 
-void read_window(const Keys& keys, ModelConfig& c) {
+void read_window(const GgufKeys& keys, ModelConfig& c) {
   int64_t usual = c.architecture == "gemma2" ? 4096 : c.architecture == "llama4" ? 8192 : 0;
   c.sliding_window = keys.integer("attention.sliding_window", usual);
   if (c.sliding_window == 0) return;
@@ -145,48 +103,8 @@ void read_window(const Keys& keys, ModelConfig& c) {
                                              : pattern[i] != 0);
 }
 
-void read_gemma3n(const GgufFile& file, const Keys& keys, ModelConfig& c) {
-  AltUpConfig& a = c.altup;
-  a.copies = keys.integer("altup.num_inputs", 4);
-  a.active = keys.integer("altup.active_idx", 0);
-  a.width = keys.required("embedding_length_per_layer_input");
-  const TensorView *table = file.find("per_layer_token_embd.weight"),
-                   *low = file.find("blk.0.laurel_l.weight");
-  a.vocab = table && !table->dims.empty() ? table->dims[0] : 0;
-  a.rank = low && !low->dims.empty() ? low->dims[0] : 0;
-  c.shared_kv_layers = keys.integer("attention.shared_kv_layers", 0);
-  c.shared_kv_weights = file.find(fmt::format("blk.{}.attn_k.weight", c.layers - 1)) != nullptr;
-  c.attention_scale = 1;
-  c.final_softcap = keys.number("final_logit_softcapping", 30);
-  c.rope_local.dims = c.rope.dims;
-  c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
-  a.sparsity.assign(static_cast<size_t>(c.layers), -INFINITY);
-  if (std::string key = keys.full("activation_sparsity_scale"); file.array_size(key) > 0) {
-    std::vector<float> listed = file.floats(key);
-    a.sparsity.assign(listed.begin(), listed.end());
-  }
-}
-
-void read_gemma(const GgufFile& file, const Keys& keys, ModelConfig& c) {
-  if (c.architecture == "gemma3n") return read_gemma3n(file, keys, c);
-  if (c.architecture == "gemma2") {
-    c.attention_softcap = keys.number("attn_logit_softcapping", 50.0);
-    c.final_softcap = keys.number("final_logit_softcapping", 30.0);
-  } else if (c.architecture == "gemma3") {
-    c.final_softcap = keys.number("final_logit_softcapping", 0);
-    c.rope_local.dims = c.rope.dims;
-    c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
-  }
-  // The metadata does not contain the query scale; only the 27B models do not derive it from the
-  // head size.
-  bool is_27b = (c.architecture == "gemma2" && c.layers == 46) ||
-                (c.architecture == "gemma3" && c.layers == 62);
-  if (is_27b)
-    c.attention_scale = 1 / std::sqrt(static_cast<double>(c.hidden) / static_cast<double>(c.heads));
-}
-
 // Scales of Granite and Cohere; layers that use no positions.
-void read_variants(const Keys& keys, ModelConfig& c) {
+void read_variants(const GgufKeys& keys, ModelConfig& c) {
   c.clip_qkv = keys.number("attention.clamp_kqv", 0);
   if (c.architecture == "minicpm") {  // early files have no keys for the scales of the 2B model
     auto layers = static_cast<double>(c.layers), hidden = static_cast<double>(c.hidden);
@@ -228,13 +146,17 @@ void read_variants(const Keys& keys, ModelConfig& c) {
   }
 }
 
-void read_experts(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
-  if (!family.experts || (family.hybrid && keys.integer("expert_count", 0) == 0)) return;
+void read_experts(const GgufFile& file, const GgufKeys& keys, const Family& family,
+                  ModelConfig& c) {
+  bool beside_mlp = c.architecture == "gemma4";
+  if (!family.experts || ((family.hybrid || beside_mlp) && keys.integer("expert_count", 0) == 0))
+    return;
   ExpertConfig& e = c.experts;
+  e.beside_mlp = beside_mlp;
   e.count = keys.required("expert_count");
   e.used = keys.required("expert_used_count");
   e.ffn = keys.integer("expert_feed_forward_length", c.ffn);
-  bool shared_gate = c.architecture == "qwen2moe" || c.architecture == "qwen3next";
+  bool shared_gate = c.architecture == "qwen2moe" || family.gated_delta;
   e.shared_ffn = keys.integer("expert_shared_feed_forward_length",
                               keys.integer("expert_shared_count", 0) * e.ffn);
   e.shared_gate = shared_gate && e.shared_ffn > 0;
@@ -265,7 +187,7 @@ void read_experts(const GgufFile& file, const Keys& keys, const Family& family, 
 
 // Early files of DeepSeek-V2 give the sizes of heads, later ones those of the cache and, under
 // other names, those of heads.
-void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+void read_latent(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   LatentConfig& m = c.latent;
   m.rank = keys.required("attention.kv_lora_rank");
   m.q_rank = keys.integer("attention.q_lora_rank", 0);
@@ -278,8 +200,7 @@ void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   if (!file.find("blk.0.attn_q_a.weight")) m.q_rank = 0;
 }
 
-// What the keys of attention would say is 0 in these files.
-void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+void read_state_space(const GgufFile& file, const GgufKeys& keys, int64_t layer, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
   r.heads = keys.required("ssm.time_step_rank");
   r.state = keys.required("ssm.state_size");
@@ -291,16 +212,29 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
     fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} state space heads",
          file.name(), inner, r.heads);
   r.head_dim = inner / r.heads;
-  r.conv_bias = file.find("blk.0.ssm_conv1d.bias") != nullptr;
-  c.heads = c.kv_heads = r.heads;
-  c.head_dim = r.head_dim;
-  c.ffn = inner;
+  r.conv_bias = file.find(fmt::format("blk.{}.ssm_conv1d.bias", layer)) != nullptr;
+}
+
+// What the keys of attention would say is 0 in these files.
+void read_recurrent(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
+  read_state_space(file, keys, 0, c);
+  c.heads = c.kv_heads = c.recurrent.heads;
+  c.head_dim = c.recurrent.head_dim;
+  c.ffn = c.recurrent.inner();
 }
 
 // Layers of Mamba-2 or convolutions beside attention: those without key heads, and of models whose
 // layers have one part those without an MLP.
-void read_hybrid(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
+void read_hybrid(const GgufFile& file, const GgufKeys& keys, const Family& family, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
+  if (c.architecture == "falcon-h1") {  // the converter multiplies the matrices by its factors
+    std::string norm = "blk.0.ssm_norm.weight";
+    read_state_space(file, keys, 0, c);
+    r.beside = true;
+    r.gated_norm = false;
+    if (!file.find(norm)) r.norm_groups = 0;
+    return;
+  }
   std::vector<int64_t> kv = keys.list("attention.head_count_kv"),
                        ffn = keys.list("feed_forward_length");
   kv.resize(static_cast<size_t>(c.layers), kv.empty() ? c.kv_heads : 0);
@@ -323,21 +257,11 @@ void read_hybrid(const GgufFile& file, const Keys& keys, const Family& family, M
     r.conv_bias = false;
     return;
   }
-  r.heads = keys.required("ssm.time_step_rank");
-  r.state = keys.required("ssm.state_size");
-  r.groups = keys.integer("ssm.group_count", 1);
-  r.taps = keys.required("ssm.conv_kernel");
-  int64_t inner = keys.required("ssm.inner_size");
-  r.norm_groups = r.groups;
-  if (r.heads < 1 || inner % r.heads != 0)
-    fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} state space heads",
-         file.name(), inner, r.heads);
-  r.head_dim = inner / r.heads;
-  r.conv_bias = file.find(fmt::format("blk.{}.ssm_conv1d.bias", first)) != nullptr;
+  read_state_space(file, keys, first, c);
 }
 
 // Linear attention beside attention (Qwen3-Next).
-void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+void read_gated_delta(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
   r.heads = keys.required("ssm.time_step_rank");
   r.state = keys.required("ssm.state_size");
@@ -350,6 +274,7 @@ void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   r.head_dim = inner / r.heads;
   r.conv_bias = false;
   r.delta = c.attention_gate = true;
+  r.tiled = c.architecture.starts_with("qwen35") && r.heads != r.groups;  // as the converter orders
   int64_t interval = keys.integer("full_attention_interval", 4);
   std::vector<int64_t> listed = keys.list("attention.recurrent_layers");
   if (interval <= 0 || (!listed.empty() && std::ssize(listed) < c.layers))
@@ -378,7 +303,7 @@ void read_xielu(const GgufFile& file, ModelConfig& c) {
 }
 
 // Parts that some models of a family have: their tensors tell.
-void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+void read_parts(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   c.tied_embeddings = file.find("output.weight") == nullptr;
   c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
   c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
@@ -394,6 +319,18 @@ void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
 }
 
+void read_heads(const GgufKeys& keys, const Family& family, ModelConfig& c) {
+  c.heads = keys.required("attention.head_count");
+  bool lists = family.hybrid || c.architecture == "gemma4";  // a number for each layer
+  c.kv_heads = lists ? keys.largest("attention.head_count_kv")
+                     : keys.integer("attention.head_count_kv", c.heads);
+  bool only_experts = family.experts && !keys.has("feed_forward_length");
+  c.ffn = lists          ? keys.largest("feed_forward_length")
+          : only_experts ? keys.required("expert_feed_forward_length")
+                         : keys.required("feed_forward_length");
+  if (c.architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
+}
+
 }  // namespace
 
 int64_t gguf_window_period(std::string_view architecture) {
@@ -406,7 +343,7 @@ int64_t gguf_window_period(std::string_view architecture) {
 ModelConfig config_from_gguf(const GgufFile& file) {
   std::string architecture;
   const Family& family = family_of(file, architecture);
-  Keys keys(file, architecture);
+  GgufKeys keys(file, architecture);
   ModelConfig c;
   c.architecture = family.architecture;
   c.name = file.get_string("general.name", "");
@@ -423,12 +360,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (family.recurrent) {
     read_recurrent(file, keys, c);
   } else {
-    c.heads = keys.required("attention.head_count");
-    c.kv_heads = family.hybrid ? keys.largest("attention.head_count_kv")
-                               : keys.integer("attention.head_count_kv", c.heads);
-    c.ffn =
-        family.hybrid ? keys.largest("feed_forward_length") : keys.required("feed_forward_length");
-    if (architecture == "qwen") c.ffn /= 2;  // the file counts gate and up
+    read_heads(keys, family, c);
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",
@@ -445,6 +377,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: keys and values of different sizes are not supported",
          file.name());
+  if (architecture == "gemma4") read_gguf_gemma4_sizes(file, keys, c);
   apply_family(family, c);
   c.norm_eps = keys.number(c.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                                     : "attention.layer_norm_epsilon",
@@ -454,7 +387,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     fail(ErrorCode::kUnsupported, "{}: {} with {} of {} dimensions rotated is not supported",
          file.name(), architecture, c.rope.dims, c.head_dim);
   read_window(keys, c);
-  if (c.architecture.starts_with("gemma")) read_gemma(file, keys, c);
+  if (c.architecture.starts_with("gemma")) read_gguf_gemma(file, keys, c);
   read_variants(keys, c);
   if (latent) scale_latent(c);
   read_experts(file, keys, family, c);

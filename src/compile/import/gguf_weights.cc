@@ -32,6 +32,13 @@ bool norm_by_place(const Family& family) {
          family.architecture == "seed_oss";
 }
 
+// Falcon-H1's has no suffix.
+std::string mlp_norm(const Family& family, const WeightSlot& slot) {
+  if (family.architecture == "falcon-h1") return fmt::format("blk.{}.ffn_norm", slot.layer);
+  if (!norm_by_place(family)) return slot.name();
+  return fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix);
+}
+
 // Falcon 40B: the norm before the MLP has the name that the only norm of Falcon 7B has.
 std::string falcon_norm(const ModelConfig& c, const WeightSlot& slot) {
   if (c.architecture != "falcon" || !c.two_norms) return "";
@@ -78,8 +85,7 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
     add_head_norm_steps(family, c, slot, steps);
   if (std::string other = falcon_norm(c, slot); !other.empty()) return {other};
   if (std::string other = output_norm(c, slot); !other.empty() && file.find(other)) return {other};
-  if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
-    return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
+  if (slot.stem == "ffn_norm" && !file.find(name)) return {mlp_norm(family, slot)};
   if (slot.stem == "ffn_gate_exps" || slot.stem == "ffn_up_exps") {  // may be one tensor
     std::string both = fmt::format("blk.{}.ffn_gate_up_exps.{}", slot.layer, slot.suffix);
     if (slot.suffix == "weight" && file.find(both)) {
@@ -125,7 +131,7 @@ void map_gguf_weights(const GgufFile& file, const Family& family, ModelConfig& c
   std::string beyond = fmt::format("blk.{}.", c.layers);  // a layer that predicts further tokens
   for (const GgufTensor& tensor : file.tensors())
     if (!used.contains(tensor.name) && !may_stay_unused(tensor.name) &&
-        !(family.experts && tensor.name.starts_with(beyond)))
+        !((family.experts || family.gated_delta) && tensor.name.starts_with(beyond)))
       fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
            tensor.name, c.architecture);
 }

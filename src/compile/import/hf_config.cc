@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "base/error.h"
@@ -58,8 +59,10 @@ constexpr Usual kUsual[] = {
     {"qwen3next", 2, 256, 32768, 0},
     {"llama4", 8, 128, 131072, 8192, 1e-5, 500000},
     {"gemma3n", 2, 256, 32768, 512, 1e-6, 1000000},
+    {"gemma4", 4, 256, 131072, 512, 1e-6, 1000000},
     {"qwen2vl", 8, 0, 32768, 4096, 1e-5, 1000000},
     {"qwen3vl", 32, 128, 128000, 0, 1e-6, 500000},
+    {"qwen3vlmoe", 16, 0, 128000, 0, 1e-6, 500000},
     {"qwen35", 4, 256, 32768, 0},
     {"qwen35moe", 2, 256, 32768, 0},
     {"glm", 2, 128, 131072, 0, 0.00000015625},
@@ -86,6 +89,7 @@ constexpr Usual kUsual[] = {
     {"qwen", 0, 0, 8192, 0},
     {"chatglm", 0, 0, 8192, 0, 1e-5},
     {"granitehybrid", 0, 0, 2048, 0},
+    {"falcon-h1", 8, 0, 8192, 0, 1e-5},
     {"nemotron_h", 8, 128, 4096, 0, 1e-5},
     {"nemotron_h_moe", 8, 128, 4096, 0, 1e-5},
     {"lfm2", 8, 0, 128000, 0, 1e-5, 1000000},
@@ -144,9 +148,11 @@ void read_window(const Fields& f, ModelConfig& c) {
     for (int64_t i = 0; i < c.layers; ++i)
       slides.push_back(c.architecture == "cwm"       ? i % 4 != 0
                        : c.architecture == "gemma3n" ? i % 5 != 0
+                       : c.architecture == "gemma4"  ? (i + 1) % 6 != 0
                        : period > 0                  ? (i + 1) % period != 0
                                                      : i >= first);
   }
+  if (c.architecture == "gemma4") slides.back() = false;  // whatever the file says
   for (bool s : slides)
     if (s) c.sliding_window = window;
   if (c.sliding_window > 0) c.layer_slides = std::move(slides);
@@ -187,8 +193,44 @@ void read_gemma3n(const Fields& f, ModelConfig& c) {
   }
 }
 
+// transformers writes the sizes of layers without a window as exceptions for single layers.
+void read_gemma4_sizes(const Fields& f, ModelConfig& c) {
+  c.full_head_dim = f.integer({"global_head_dim"}, 512);
+  c.keys_are_values = f.boolean("attention_k_eq_v", false);
+  if (c.keys_are_values) c.full_kv_heads = f.integer({"num_global_key_value_heads"}, 0);
+  const char* key = "per_layer_config";
+  const Value* layers = f.find({key});
+  if (!layers) return;
+  if (!layers->is_object()) f.wrong(key, "an object");
+  bool first = true;
+  for (const auto& [layer, own] : layers->as_object()) {
+    if (!own.is_object()) f.wrong(key, "an object of objects");
+    Fields fields(own, f.where());
+    int64_t head = fields.integer({"head_dim"}, c.head_dim),
+            heads = fields.integer({"num_key_value_heads"}, 0);
+    if (!first && (head != c.full_head_dim || heads != c.full_kv_heads))
+      fail(ErrorCode::kUnsupported, "{}: layers of more than two kinds are not supported",
+           f.where());
+    first = false;
+    c.full_head_dim = head;
+    c.full_kv_heads = heads;
+  }
+}
+
+void read_gemma4(const Fields& f, ModelConfig& c) {
+  bool unified = f.text({"model_type"}, "").starts_with("gemma4_unified");
+  c.altup.width = unified ? 0 : f.integer({"hidden_size_per_layer_input"}, 256);
+  c.altup.vocab = f.integer({"vocab_size_per_layer_input"}, 262144);
+  c.shared_kv_layers = f.integer({"num_kv_shared_layers"}, 0);
+  c.wide_shared_mlp = f.boolean("use_double_wide_mlp", false);
+  c.layer_scales = true;
+  c.attention_scale = 1;
+  c.final_softcap = f.number({"final_logit_softcapping"}, 0);
+}
+
 void read_gemma(const Fields& f, ModelConfig& c) {
   if (c.architecture == "gemma3n") return read_gemma3n(f, c);
+  if (c.architecture == "gemma4") return read_gemma4(f, c);
   if (c.architecture == "gemma") return;
   double scalar = f.number({"query_pre_attn_scalar"}, 256);
   if (!(scalar > 0)) f.wrong("query_pre_attn_scalar", "positive");
@@ -287,6 +329,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     if (f.boolean("attention_bias", false))
       fail(ErrorCode::kUnsupported, "{}: latent attention with biases is not supported", f.where());
   }
+  if (c.architecture == "gemma4") read_gemma4_sizes(f, c);
   const Value* ffn = f.find({"intermediate_size"});
   if (ffn && ffn->is_array()) {  // one size per layer
     for (double size : f.numbers("intermediate_size")) {
@@ -341,6 +384,8 @@ void read_activation(const Fields& f, ModelConfig& c) {
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
 }
 
+constexpr size_t kCompared = 1 << 20;  // bytes that tell two tensors apart
+
 // The head belongs to the whole model, whose field comes before that of its text part.
 void read_tied(const Fields& f, const Fields& whole, const Family& family,
                const QuantizedWeights& quantized, const WeightSource& weights,
@@ -352,6 +397,22 @@ void read_tied(const Fields& f, const Fields& whole, const Family& family,
   c.tied_embeddings = f.boolean(tie, usual);
   if (whole.find({tie}) && (has_head || whole.boolean(tie, false)))
     c.tied_embeddings = whole.boolean(tie, usual);
+  // A head of its own values is used whatever the file says, as in transformers.
+  const TensorView* own = weights.find(head);
+  const TensorView* table =
+      weights.find(hf_tensor_name(family, prefix, {-1, "token_embd", "weight", {}}));
+  if (c.tied_embeddings && own && table && own->dtype == table->dtype &&
+      own->bytes.size() == table->bytes.size())
+    c.tied_embeddings = std::memcmp(own->bytes.data(), table->bytes.data(),
+                                    std::min(own->bytes.size(), kCompared)) == 0;
+}
+
+// Gemma 4 may do so among the parts of an image only.
+bool sees_later_tokens(const Fields& f) {
+  const char* key = "use_bidirectional_attention";
+  const Value* v = f.find({key});
+  bool both = v && v->is_string() ? v->as_string() != "vision" : f.boolean(key, false);
+  return both || !f.boolean("is_causal", true);
 }
 
 // The parameters of Apertus' activation are tensors of one number.
@@ -401,7 +462,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                          "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);
   read_activation(f, c);
-  if (f.boolean("use_bidirectional_attention", false) || !f.boolean("is_causal", true))
+  if (sees_later_tokens(f))
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)

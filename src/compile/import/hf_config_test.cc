@@ -267,7 +267,7 @@ TEST(HfConfig, Defaults) {
   EXPECT_EQ(loaded("mistral", "").sliding_window, 4096);
   EXPECT_EQ(loaded("mistral", R"(,"sliding_window":null)").sliding_window, 0);
   const char* types = R"(,"sliding_window":8,"layer_types":["full_attention","full_attention"])";
-  EXPECT_EQ(loaded("mistral", types).sliding_window, 8);
+  EXPECT_EQ(loaded("mistral", types).sliding_window, 0);  // transformers takes it as a Ministral
   EXPECT_EQ(loaded("ministral", types).sliding_window, 0);
   ModelConfig yarn = loaded("llama", R"(,"rope_scaling":{"type":"yarn","beta_fast":0,
       "original_max_position_embeddings":16})");
@@ -338,6 +338,28 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
 }
 
+TEST(HfConfig, SaysWhatIsWrongInGemmaAndFalcon) {
+  HfModel m;
+  m.llama();
+  auto error = [&](const Value& json) {
+    return error_of([&] { config_from_hf(json, m.table, "folder"); });
+  };
+  EXPECT_THAT(error(config("gemma4_text", R"(,"use_bidirectional_attention":"all")")),
+              HasSubstr("bidirectional attention"));
+  EXPECT_THAT(error(config("gemma4_text",
+                           R"(,"per_layer_config":{"0":{"head_dim":8},"1":{"head_dim":16}})")),
+              HasSubstr("layers of more than two kinds"));
+  EXPECT_THAT(error(config("gemma4_text", R"(,"rope_parameters":{"rope_type":"default"})")),
+              HasSubstr("an object with full_attention"));
+  EXPECT_THAT(error(config("gemma3_text", R"(,"rope_parameters":{"rope_theta":1000.0})")),
+              HasSubstr("an object with full_attention and sliding_attention"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":3,"mamba_d_ssm":64)")),
+              HasSubstr("mamba_d_head"));
+  EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
+                                           "ssm_multipliers":[1.0])")),
+              HasSubstr("a list of 5 numbers"));
+}
+
 // The head belongs to the model with images, not to its text part.
 TEST(HfConfig, TheWholeModelSaysWhetherItsHeadIsTied) {
   auto tied = [&](bool head, const char* whole, const char* text) {
@@ -362,6 +384,16 @@ TEST(HfConfig, TheWholeModelSaysWhetherItsHeadIsTied) {
   EXPECT_TRUE(tied(false, "f", yes));
   EXPECT_FALSE(tied(true, "", no));
   EXPECT_TRUE(tied(true, "", yes));
+  HfModel other;  // a head with other values is used nevertheless
+  other.llama();
+  WeightTable table;
+  for (const std::string& name : other.table.names()) {
+    const TensorView* t = other.table.find(name);
+    std::vector<float> values(static_cast<size_t>(t->elements()),
+                              name == "lm_head.weight" ? 1.0F : 0.0F);
+    table.add_f32(name, t->dims, values);
+  }
+  EXPECT_FALSE(config_from_hf(config("llama", yes), table, "folder").tied_embeddings);
 }
 
 TEST(ImportModel, FoldersFilesAndWrongPaths) {

@@ -185,6 +185,10 @@ constexpr HfName kQwen35Names[] = {
     {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
 };
 
+constexpr HfName kQwen3VlMoeNames[] = {{"ffn_gate_exps", "mlp.experts.gate_up_proj"},
+                                       {"ffn_up_exps", "mlp.experts.gate_up_proj"},
+                                       {"ffn_down_exps", "mlp.experts.down_proj"}};
+
 constexpr HfName kQwen3NextNames[] = {
     {"attn_gate", "self_attn.q_proj"},
     {"ssm_q", "linear_attn.in_proj_qkvz"},
@@ -232,6 +236,23 @@ constexpr HfName kGemma3nNames[] = {
     {"per_layer_token_embd", "embed_tokens_per_layer"},
     {"per_layer_model_proj", "per_layer_model_projection"},
     {"per_layer_proj_norm", "per_layer_projection_norm"},
+};
+
+constexpr HfName kGemma4Names[] = {
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm"},
+    {"per_layer_token_embd", "embed_tokens_per_layer"},
+    {"per_layer_model_proj", "per_layer_model_projection"},
+    {"per_layer_proj_norm", "per_layer_projection_norm"},
+    {"layer_output_scale", "layer_scalar"},
+    {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+    {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+    {"post_ffw_norm_2", "post_feedforward_layernorm_2"},
+    {"ffn_gate_inp", "router.proj"},
+    {"ffn_gate_exps", "experts.gate_up_proj"},
+    {"ffn_up_exps", "experts.gate_up_proj"},
+    {"ffn_down_exps", "experts.down_proj"},
 };
 
 constexpr HfName kStableLmNames[] = {{"attn_q_norm", "self_attn.q_layernorm.norms.{}"},
@@ -305,6 +326,22 @@ constexpr HfName kGraniteHybridNames[] = {
     {"ssm_norm", "mamba.norm"},
     {"ssm_out", "mamba.out_proj"},
 };
+constexpr HfName kFalconH1Names[] = {
+    {"ffn_norm", "pre_ff_layernorm"},
+    {"output_norm", "final_layernorm"},
+    {"ffn_gate", "feed_forward.gate_proj"},
+    {"ffn_up", "feed_forward.up_proj"},
+    {"ffn_down", "feed_forward.down_proj"},
+    {"ssm_gate", "mamba.in_proj"},
+    {"ssm_xbc", "mamba.in_proj"},
+    {"ssm_step", "mamba.in_proj"},
+    {"ssm_conv1d", "mamba.conv1d"},
+    {"ssm_dt", "mamba.dt_bias"},
+    {"ssm_a", "mamba.A_log"},
+    {"ssm_d", "mamba.D"},
+    {"ssm_norm", "mamba.norm"},
+    {"ssm_out", "mamba.out_proj"},
+};
 constexpr HfName kNemotronHNames[] = {
     {"token_embd", "embeddings"},
     {"attn_norm", "norm"},
@@ -364,10 +401,12 @@ constexpr OwnNames kOwnNames[] = {
     {"qwen3next", kQwen3NextNames},
     {"llama4", kLlama4Names},
     {"gemma3n", kGemma3nNames},
+    {"gemma4", kGemma4Names},
     {"granitemoe", kGraniteMoeNames},
     {"gptneox", kGptNeoXNames},
     {"ernie4_5-moe", kErnieMoeNames},
     {"minimax-m2", kMiniMaxNames},
+    {"qwen3vlmoe", kQwen3VlMoeNames},
     {"qwen35", kQwen35Names},
     {"qwen35moe", kQwen35Names},
     {"apertus", kApertusNames},
@@ -378,6 +417,7 @@ constexpr OwnNames kOwnNames[] = {
     {"starcoder", kGpt2Names},
     {"qwen", kQwenNames},
     {"granitehybrid", kGraniteHybridNames},
+    {"falcon-h1", kFalconH1Names},
     {"nemotron_h", kNemotronHNames},
     {"nemotron_h_moe", kNemotronHNames},
     {"lfm2", kLfm2Names},

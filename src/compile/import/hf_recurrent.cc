@@ -86,8 +86,58 @@ int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
   return (n + unit - 1) / unit * unit;
 }
 
+namespace {
+
+// All layers have both; their parts have factors.
+void read_falcon_h1(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.beside = true;
+  r.heads = f.integer({"mamba_n_heads"}, 128);
+  if (r.heads <= 0) f.wrong("mamba_n_heads", "positive");
+  int64_t inner = f.is_null("mamba_d_ssm") ? f.integer({"mamba_expand"}, 2) * c.hidden
+                                           : f.integer({"mamba_d_ssm"}, 1024);
+  r.head_dim = inner / r.heads;
+  const Value* width = f.find({"mamba_d_head"});
+  if (r.head_dim * r.heads != inner || (width && width->is_int() && width->as_int() != r.head_dim))
+    f.wrong("mamba_d_head", "the width of the state space divided by its heads");
+  r.groups = f.integer({"mamba_n_groups"}, 1);
+  r.state = f.integer({"mamba_d_state"}, 256);
+  r.taps = f.integer({"mamba_d_conv"}, 4);
+  r.conv_bias = f.boolean("mamba_conv_bias", true);
+  r.decay_log = true;
+  r.norm_groups = f.boolean("mamba_rms_norm", false) ? r.groups : 0;
+  r.gated_norm = !f.boolean("mamba_norm_before_gate", true);
+  read_step_limit(f, r);
+  if (f.boolean("mamba_proj_bias", false) || f.boolean("projectors_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
+  auto list = [&](const char* key, size_t size) {
+    std::vector<double> out = f.numbers(key);
+    if (out.empty()) out.assign(size, 1.0);
+    if (out.size() != size) f.wrong(key, fmt::format("a list of {} numbers", size));
+    return out;
+  };
+  std::vector<double> ssm = list("ssm_multipliers", 5), mlp = list("mlp_multipliers", 2);
+  c.block_scales = {.key = f.number({"key_multiplier"}, 1),
+                    .attention_in = f.number({"attention_in_multiplier"}, 1),
+                    .attention_out = f.number({"attention_out_multiplier"}, 1),
+                    .gate = mlp[0],
+                    .down = mlp[1],
+                    .ssm_in = f.number({"ssm_in_multiplier"}, 1),
+                    .ssm_out = f.number({"ssm_out_multiplier"}, 1),
+                    .ssm_gate = ssm[0],
+                    .ssm_x = ssm[1],
+                    .ssm_b = ssm[2],
+                    .ssm_c = ssm[3],
+                    .ssm_step = ssm[4]};
+  c.embedding_scale = f.number({"embedding_multiplier"}, 1);
+  c.logit_scale = f.number({"lm_head_multiplier"}, 1);
+}
+
+}  // namespace
+
 // Layers of Mamba-2 or of convolutions beside attention.
 void read_hybrid(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "falcon-h1") return read_falcon_h1(f, c);
   RecurrentConfig& r = c.recurrent;
   bool nemotron = c.architecture.starts_with("nemotron_h"),
        conv = c.architecture.starts_with("lfm2");

@@ -1,4 +1,5 @@
 // Rotary embeddings in config.json.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -9,6 +10,16 @@
 namespace tokamak {
 namespace {
 
+// Gemma 4: the first frequencies of the whole head; the others are zero.
+std::vector<double> proportional(const Fields& p, const Fields& top, int64_t dims) {
+  double share = p.number({"partial_rotary_factor"}, 1);
+  if (!(share > 0 && share <= 1) || p.number({"factor"}, 1) != 1)
+    top.wrong("rope_parameters", "a share of a head between 0 and 1 without a factor");
+  std::vector<double> divisors(static_cast<size_t>(dims / 2), 1e30);
+  std::fill_n(divisors.begin(), static_cast<size_t>(share * static_cast<double>(dims) / 2), 1.0);
+  return divisors;
+}
+
 // One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
 // of config.json.
 RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
@@ -18,13 +29,14 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   r.dims = dims;
   r.theta = p.number({"rope_theta"}, theta);
   std::string type = p.text({"rope_type", "type"}, "default");
-  bool phi3 = top.text({"model_type"}, "") == "phi3";
-  if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
-  if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
+  const std::string model = top.text({"model_type"}, "");
+  if (model == "phi3" && type == "yarn") type = "longrope";  // the name in its first configurations
+  if (type == "default" || type == "mrope") return r;        // of texts all its sections are equal
+  if (type == "proportional" && model.starts_with("gemma4"))
+    return r.freq_divisors = proportional(p, top, dims), r;
   if (double alpha = p.number({"alpha"}, 0);
-      type == "dynamic" && alpha > 0 && top.text({"model_type"}, "").starts_with("hunyuan")) {
-    // Fixed: it does not depend on the length.
-    auto n = static_cast<double>(dims);
+      type == "dynamic" && alpha > 0 && model.starts_with("hunyuan")) {
+    auto n = static_cast<double>(dims);  // does not depend on the length
     r.theta *= std::pow(alpha, n / (n - 2));
     return r;
   }
@@ -115,9 +127,19 @@ void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * rotated_share(f, p, c));
   if (c.latent.rank > 0) dims = c.latent.rope;
   const Value* full = p.find({"full_attention"});
+  const Value usual_full =
+      Value::Object{{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}};
+  bool gemma4 = c.architecture == "gemma4";
+  if (gemma4 && !params) full = &usual_full;
+  if (gemma4 && !full) f.wrong("rope_parameters", "an object with full_attention");
   const Value* sliding = p.find({"sliding_attention"});
+  if (const Value* flat = f.find({"rope_parameters"});
+      flat == params && flat && flat->size() > 0 && !full && !sliding &&
+      c.architecture.starts_with("gemma3"))  // transformers ignores it
+    f.wrong("rope_parameters", "an object with full_attention and sliding_attention");
   if (full || sliding) {  // one description per kind of layer
-    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
+    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta,
+                       gemma4 ? c.full_head_dim : dims, c.context);
     double local = olmo3 ? theta : 10000.0;
     c.rope_local =
         rope_from(Fields(sliding ? *sliding : none, f.where()), f, local, dims, c.context);

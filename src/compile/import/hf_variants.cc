@@ -116,16 +116,19 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (!family.experts) return;
   if (c.architecture == "granitehybrid" && f.integer({"num_local_experts"}, 8) == 0) return;
+  if (c.architecture == "gemma4" && !f.boolean("enable_moe_block", false)) return;
   ExpertConfig& e = c.experts;
+  e.beside_mlp = c.architecture == "gemma4";
   e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
-  e.used = f.uniform({"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"}, 0);
-  e.ffn = f.uniform({"moe_intermediate_size"}, c.ffn);
+  e.used = f.uniform(
+      {"num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk", "top_k_experts"}, 0);
+  e.ffn = f.uniform({"moe_intermediate_size", "expert_intermediate_size"}, c.ffn);
   e.sigmoid = e.score_bias = family.sigmoid_experts;
   // Qwen3's default is not the value of its models.
   if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
   e.normalize =
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
-      c.architecture == "hunyuan-moe" ||
+      c.architecture == "hunyuan-moe" || e.beside_mlp ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
   if (c.architecture == "ernie4_5-moe") {

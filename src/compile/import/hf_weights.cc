@@ -58,7 +58,7 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 }  // namespace
 
 bool is_stacked(const Family& family, const WeightSlot& slot) {
-  return family.stacked_experts && slot.stem.ends_with("_exps");
+  return family.stacked_experts && slot.stem.ends_with("_exps") && slot.suffix != "scale";
 }
 
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
@@ -94,8 +94,11 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
   std::string_view stem = hf_stem(family, slot.stem);
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
+  if (slot.suffix == "scale")  // Gemma 4
+    stem = slot.stem == "ffn_gate_inp" ? "router.scale" : "router.per_expert_scale";
   std::string name = fmt::format("{}{}.{}.{}", prefix, layers_name(family), slot.layer, stem);
-  bool whole = name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".A_log") ||
+  bool whole = slot.suffix == "scale" || name.ends_with(".layer_scalar") ||
+               name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".A_log") ||
                name.ends_with(".D") || name.ends_with(".correct_output_scale");
   return whole ? name : name + "." + slot.suffix;
 }
@@ -176,13 +179,14 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   return steps;
 }
 
-// The matrices of all experts in one tensor: gpt-oss and Llama 4 as [in, out] or as MXFP4 blocks of
-// [out, in], the others as [out, in]; gpt-oss with gate and up in turn, the others with all of an
-// expert's gate first.
+// The matrices of all experts in one tensor: gpt-oss, Llama 4 and Qwen3-VL as [in, out] or as MXFP4
+// blocks of [out, in], the others as [out, in]; gpt-oss with gate and up in turn, the others with
+// all of an expert's gate first.
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
+  const bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4" ||
+                          config.architecture == "qwen3vlmoe";
   if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;

@@ -50,6 +50,7 @@ struct ExpertConfig {
   bool normalize = false;     // the weights of the chosen experts sum to one
   bool bias = false;          // of the router and of the experts' matrices
   bool scale_inputs = false;  // weights multiply what experts read, not what they give (Llama 4)
+  bool beside_mlp = false;    // Gemma 4: an MLP as well, each with norms, and scales of experts
   double clamp = 0.0;         // gpt-oss: limit of gate and up, with its own activation; 0: none
   double scale = 1.0;         // of the weights
   int64_t groups = 1, used_groups = 1;  // experts come from the best groups only
@@ -90,6 +91,9 @@ struct RecurrentConfig {
   int64_t norm_groups = 1;   // of channels that are normalised together (Mamba-2)
   int64_t taps = 0;          // of the convolution
   bool delta = false;        // the gated delta rule
+  bool beside = false;       // attention reads the same input, in all layers (Falcon-H1)
+  bool gated_norm = true;    // the result is normalised after its gate (Falcon-H1: may be not)
+  bool tiled = false;        // of delta: heads i, i + groups, ... share a key, not neighbours
   bool short_conv = false;   // LFM2: the convolution, between two gates, and no other state
   std::vector<bool> layers;  // which layers they are; empty: all
   bool conv_bias = true;
@@ -102,6 +106,13 @@ struct RecurrentConfig {
   int64_t inner() const { return heads * head_dim; }
   int64_t channels() const { return inner() + 2 * groups * state; }  // of the convolution
   bool operator==(const RecurrentConfig&) const = default;
+};
+
+// Falcon-H1: factors of what the parts of a block read and give.
+struct BlockScales {
+  double key = 1, attention_in = 1, attention_out = 1, gate = 1, down = 1, ssm_in = 1, ssm_out = 1;
+  double ssm_gate = 1, ssm_x = 1, ssm_b = 1, ssm_c = 1, ssm_step = 1;
+  bool operator==(const BlockScales&) const = default;
 };
 
 struct ModelConfig {
@@ -156,6 +167,12 @@ struct ModelConfig {
   std::vector<bool> mlp_layers;  // with `alone`, the MLPs; empty = none
   int64_t shared_kv_layers = 0;  // the last layers, which read the keys and values of earlier ones
   bool shared_kv_weights = false;  // the file has their matrices nevertheless
+  // Gemma 4: layers without a window have heads of another size (0: the same) and may have no value
+  // matrix, the keys being the values; layers that share keys may have MLPs of twice the width; a
+  // number multiplies what each layer gives.
+  int64_t full_head_dim = 0, full_kv_heads = 0;
+  bool keys_are_values = false, wide_shared_mlp = false, layer_scales = false;
+  BlockScales block_scales;
   ExpertConfig experts;
   LatentConfig latent;
   RecurrentConfig recurrent;
@@ -166,15 +183,24 @@ struct ModelConfig {
   bool only_mlp(int64_t layer) const {
     return !mlp_layers.empty() && mlp_layers[static_cast<size_t>(layer)];
   }
+  bool windowed(int64_t layer) const {
+    return !layer_slides.empty() && layer_slides[static_cast<size_t>(layer)];
+  }
+  int64_t head_dim_at(int64_t layer) const {
+    return full_head_dim > 0 && !windowed(layer) ? full_head_dim : head_dim;
+  }
+  int64_t kv_heads_at(int64_t layer) const {
+    return full_kv_heads > 0 && !windowed(layer) ? full_kv_heads : kv_heads;
+  }
+  int64_t ffn_at(int64_t layer) const {
+    return wide_shared_mlp && shares_kv(layer) ? 2 * ffn : ffn;
+  }
   bool shares_kv(int64_t layer) const { return layer >= layers - shared_kv_layers; }
   // The layer whose keys and values a layer reads: the last one of its kind that has its own.
   int64_t kv_layer(int64_t layer) const {
-    auto kind = [&](int64_t l) {
-      return !layer_slides.empty() && layer_slides[static_cast<size_t>(l)];
-    };
     if (!shares_kv(layer)) return layer;
     int64_t own = layers - shared_kv_layers - 1;
-    while (own >= 0 && kind(own) != kind(layer)) --own;
+    while (own >= 0 && windowed(own) != windowed(layer)) --own;
     return own;
   }
 

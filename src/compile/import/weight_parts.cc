@@ -108,6 +108,9 @@ RecurrentPart gguf_delta_part(const ModelConfig& c, const WeightSlot& slot, bool
   const RecurrentConfig& r = c.recurrent;
   int64_t keys = r.groups * r.state, head = c.head_dim;
   auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
+  const bool apart = c.architecture.starts_with("qwen35");
+  if (apart && slot.stem == "ssm_rate") return {in_layer("ssm_beta.weight"), {}};
+  if (apart && slot.stem == "ssm_step") return {in_layer("ssm_alpha.weight"), {}};
   if (slot.stem == "ssm_rate" || slot.stem == "ssm_step")
     return {in_layer("ssm_ba.weight"), delta_steps(r, slot.stem)};
   if (auto steps = delta_steps(r, slot.stem); joined && !steps.empty())

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "base/error.h"
 #include "compile/adapters.h"
@@ -114,8 +113,7 @@ void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
   }
   for (const GroupDecl& g : module_.groups) {
     bool used = false;
-    for (int64_t l = 0; l < layers_; ++l)
-      used = used || (!config.only_mlp(l) && group_of(l) == g.name);
+    for (int64_t l = 0; l < layers_; ++l) used = used || uses_group(l, g.name);
     if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   }
   for (size_t i = 0, n = first_state(layers_); i < n; ++i) {
@@ -154,27 +152,30 @@ void ModelBuilder::declare_states() {
   if (config.recurrent.heads > 0 && (options.exit_layers > 0 || options.tree_mask))
     fail(ErrorCode::kUnsupported,
          "speculation needs a model without recurrent layers: their state cannot be rolled back");
-  std::set<std::string> used;
-  for (int64_t l = 0; l < config.layers; ++l)
-    if (!config.only_mlp(l)) used.insert(group_of(l));
-  if (used.contains("full")) module_.groups.push_back({"full", 0, options.block_size});
-  if (used.contains("window"))
+  auto used = [&](std::string_view group) {
+    for (int64_t l = 0; l < config.layers; ++l)
+      if (uses_group(l, group)) return true;
+    return false;
+  };
+  if (used("full")) module_.groups.push_back({"full", 0, options.block_size});
+  if (used("window"))
     module_.groups.push_back({"window", config.sliding_window, options.block_size});
-  if (used.contains("recurrent")) module_.groups.push_back({"recurrent", 0, kSequenceBlock});
-  TensorType plane{options.kv_dtype,
-                   {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
+  if (used("recurrent")) module_.groups.push_back({"recurrent", 0, kSequenceBlock});
   for (int64_t l = 0; l < config.layers - config.shared_kv_layers; ++l) {
     if (config.only_mlp(l)) continue;
-    if (config.recurrent.at(l)) {
+    if (!attends(l)) {
       declare_recurrent_states(l);
       continue;
     }
+    TensorType plane{options.kv_dtype,
+                     {{"kvh", config.kv_heads_at(l), false}, {"hd", config.head_dim_at(l), false}}};
     std::vector<PlaneDecl> planes = {{"k", plane}, {"v", plane}};
     if (const LatentConfig& m = config.latent; m.rank > 0)
       planes = {{"c", {options.kv_dtype, {{"c", m.rank, false}}}},
                 {"kr", {options.kv_dtype, {{"kr", m.rope, false}}}}};
     module_.states.push_back(
-        {fmt::format("kv.{}", l), group_of(l), StateDecl::Growth::kPerToken, std::move(planes)});
+        {fmt::format("kv.{}", l), kv_group(l), StateDecl::Growth::kPerToken, std::move(planes)});
+    if (config.recurrent.at(l)) declare_recurrent_states(l);
   }
 }
 
@@ -182,13 +183,19 @@ size_t ModelBuilder::first_state(int64_t layer) const {
   size_t n = 0;
   for (int64_t l = 0; l < layer; ++l) {
     if (config.only_mlp(l) || config.shares_kv(l)) continue;
-    n += config.recurrent.at(l) ? static_cast<size_t>(config.recurrent.states()) : 1;
+    if (attends(l)) ++n;
+    if (config.recurrent.at(l)) n += static_cast<size_t>(config.recurrent.states());
   }
   return n;
 }
 
-Ref ModelBuilder::view_of(int64_t layer) const {
-  std::string group = group_of(layer);
+bool ModelBuilder::uses_group(int64_t layer, std::string_view group) const {
+  if (config.only_mlp(layer)) return false;
+  if (group == "recurrent") return config.recurrent.at(layer);
+  return attends(layer) && kv_group(layer) == group;
+}
+
+Ref ModelBuilder::view_of(std::string_view group) const {
   auto view =
       std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
   return view->second;
@@ -298,6 +305,10 @@ Ref ModelBuilder::head_norm(Ref x, const std::string& prefix) {
   return op("mul", {y, op("reshape", {weight(prefix + ".weight")}, std::move(shape))});
 }
 
+Ref ModelBuilder::scaled(Ref x, double scale) {
+  return scale == 1.0 ? x : op("scale", {x}, Value::Object{{"value", scale}});
+}
+
 Ref ModelBuilder::clip(Ref x, double limit) {
   return op("maximum",
             {op("minimum", {x, constant("limit", {limit})}), constant("floor", {-limit})});
@@ -373,7 +384,6 @@ Ref ModelBuilder::activation(Ref x, Activation kind) {
 Ref ModelBuilder::activation(Ref x, int64_t layer) {
   if (config.activation != Activation::kXielu) return activation(x);
   const XieluConfig& a = config.xielu[static_cast<size_t>(layer)];
-  auto scaled = [&](Ref y, double by) { return op("scale", {y}, Value::Object{{"value", by}}); };
   Ref high = op("relu", {x}), low = op("minimum", {x, constant("zero", {0.0})});
   Ref curve = op("sub", {op("sub", {op("exp", {low}), constant("one", {1.0})}), low});
   Ref bent = op("add", {scaled(op("mul", {high, high}), a.p), scaled(curve, a.n)});
@@ -395,7 +405,7 @@ Ref ModelBuilder::attend_rows(int64_t layer, Ref q, Ref k, Ref v) {
 
 // Writes both planes; returns what attention takes.
 std::vector<Ref> ModelBuilder::append(int64_t layer, Ref q, Ref first, Ref second) {
-  Ref view = view_of(layer);
+  Ref view = view_of(kv_group(layer));
   Ref& state = states_[first_state(layer)];
   state = op("append", {state, view, seq, slot, first, second}, {},
              fmt::format("blk.{}.append", layer));
@@ -418,8 +428,8 @@ Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
 
 Ref ModelBuilder::attend_shared(int64_t layer, Ref q) {
   int64_t own = config.kv_layer(layer);
-  std::vector<Ref> in = {q,     states_[first_state(own)], view_of(own), pos, seq, slot, q_start,
-                         kv_len};
+  std::vector<Ref> in = {
+      q, states_[first_state(own)], view_of(kv_group(own)), pos, seq, slot, q_start, kv_len};
   if (mask.valid()) in.push_back(mask);
   return attend(layer, std::move(in));
 }
@@ -440,8 +450,8 @@ Ref ModelBuilder::attend(int64_t layer, std::vector<Ref> in) {
 }
 
 Ref ModelBuilder::advance(int64_t layer, int which, std::string_view name, std::vector<Ref> in) {
-  Ref& state = states_[first_state(layer) + static_cast<size_t>(which)];
-  std::vector<Ref> all = {state, view_of(layer), q_start, kv_len};
+  Ref& state = states_[first_state(layer) + static_cast<size_t>(which + (attends(layer) ? 1 : 0))];
+  std::vector<Ref> all = {state, view_of("recurrent"), q_start, kv_len};
   all.insert(all.end(), in.begin(), in.end());
   std::vector<Ref> out = op_multi(name, std::move(all), {}, fmt::format("blk.{}.{}", layer, name));
   state = out[0];

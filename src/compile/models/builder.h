@@ -40,6 +40,7 @@ class ModelBuilder {
   Ref head_norm(Ref x, const std::string& prefix);  // the same, with weights for each head
   Ref unit_norm(Ref x, int64_t width);              // of the mean square, without weights
   Ref clip(Ref x, double limit);
+  Ref scaled(Ref x, double scale);               // x itself where the scale is 1
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
@@ -82,11 +83,14 @@ class ModelBuilder {
   Ref head(Ref x);
   void finish_layers();
   void declare_inputs(const SymExpr& tokens, const SymExpr& outputs);
-  std::string group_of(int64_t layer) const {
-    return config.recurrent.at(layer) ? "recurrent" : slides(layer) ? "window" : "full";
+  bool attends(int64_t layer) const {
+    return !config.only_mlp(layer) && (config.recurrent.beside || !config.recurrent.at(layer));
   }
-  size_t first_state(int64_t layer) const;  // a recurrent layer has two, others one
-  Ref view_of(int64_t layer) const;
+  std::string kv_group(int64_t layer) const { return slides(layer) ? "window" : "full"; }
+  bool uses_group(int64_t layer, std::string_view group) const;
+  // Keys and values of a layer come before the states of its recurrent part.
+  size_t first_state(int64_t layer) const;
+  Ref view_of(std::string_view group) const;
   std::vector<Ref> append(int64_t layer, Ref q, Ref first, Ref second);
   Ref attend(int64_t layer, std::vector<Ref> in);
   void declare_recurrent_states(int64_t layer);
@@ -110,6 +114,7 @@ Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 Module build_gemma3n(const ModelConfig& config, const CompileOptions& options);
+Module build_gemma4(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
 
 // What a layer with a recurrent state has in place of attention.
@@ -118,7 +123,12 @@ Ref recurrent_mixer(ModelBuilder& builder, Ref x, int64_t layer);
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);
 
-// The MLP of a layer that has experts: the router, the chosen experts and the shared one.
-Ref expert_mlp(ModelBuilder& builder, Ref x, int64_t layer);
+// The MLP of a layer that has experts: the router, the chosen experts and the shared one. The
+// router reads x unless it is given something else.
+Ref expert_mlp(ModelBuilder& builder, Ref x, int64_t layer, Ref routed = {});
+
+// Embeddings of the token that are a layer's own (Gemma 3n and 4): [t, layers, width], and a row.
+Ref layer_inputs(ModelBuilder& builder, Ref x);
+Ref layer_input(ModelBuilder& builder, Ref inputs, int64_t layer);
 
 }  // namespace tokamak

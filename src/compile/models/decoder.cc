@@ -17,7 +17,7 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
     return b.heads(y, heads, c.head_dim);
   };
   Ref q = project("attn_q", c.heads);
-  Ref k = project("attn_k", c.kv_heads);
+  Ref k = b.scaled(project("attn_k", c.kv_heads), c.block_scales.key);
   Ref v = project("attn_v", c.kv_heads);
   auto norms = [&] {
     q = c.head_qk_norm ? b.head_norm(q, blk + "attn_q_norm") : b.norm(q, blk + "attn_q_norm");
@@ -45,24 +45,33 @@ Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
   std::string blk = fmt::format("blk.{}.", layer);
   if (!b.config.gated_mlp)
     return b.linear(b.activation(b.linear(x, blk + "ffn_up"), layer), blk + "ffn_down");
-  Ref gate = b.activation(b.linear(x, blk + "ffn_gate"));
+  const BlockScales& scales = b.config.block_scales;
+  Ref gate = b.activation(b.scaled(b.linear(x, blk + "ffn_gate"), scales.gate));
   Ref up = b.linear(x, blk + "ffn_up");
-  return b.linear(b.op("mul", {gate, up}), blk + "ffn_down");
+  return b.scaled(b.linear(b.op("mul", {gate, up}), blk + "ffn_down"), scales.down);
 }
 
-Ref scaled(ModelBuilder& b, Ref x, double scale) {
-  return scale == 1.0 ? x : b.op("scale", {x}, Value::Object{{"value", scale}});
+// What mixes tokens: attention, a recurrent part, or both of them side by side (Falcon-H1).
+Ref mix_tokens(ModelBuilder& b, Ref x, int64_t layer) {
+  const ModelConfig& c = b.config;
+  const BlockScales& s = c.block_scales;
+  if (c.recurrent.at(layer) && !c.recurrent.beside) return recurrent_mixer(b, x, layer);
+  if (c.latent.rank > 0) return latent_attention(b, x, layer);
+  Ref y = b.scaled(attention(b, b.scaled(x, s.attention_in), layer), s.attention_out);
+  if (!c.recurrent.beside) return y;
+  Ref other = recurrent_mixer(b, b.scaled(x, s.ssm_in), layer);
+  return b.op("add", {b.scaled(other, s.ssm_out), y});
 }
 
 // x plus what a part of the block gives.
 Ref add_part(ModelBuilder& b, Ref x, Ref part, const std::string& post_norm) {
   if (b.config.post_norms) part = b.norm(part, post_norm);
-  return b.op("add", {x, scaled(b, part, b.config.residual_scale)});
+  return b.op("add", {x, b.scaled(part, b.config.residual_scale)});
 }
 
 void build_decoder_function(ModelBuilder& b) {
   const ModelConfig& config = b.config;
-  Ref x = scaled(b, b.embed(b.ids, "token_embd"), config.embedding_scale);
+  Ref x = b.scaled(b.embed(b.ids, "token_embd"), config.embedding_scale);
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
     b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);
@@ -71,9 +80,7 @@ void build_decoder_function(ModelBuilder& b) {
       x = add_part(b, x, mlp(b, h, layer), "");
       continue;
     }
-    Ref a = config.recurrent.at(layer) ? recurrent_mixer(b, h, layer)
-            : config.latent.rank > 0   ? latent_attention(b, h, layer)
-                                       : attention(b, h, layer);
+    Ref a = mix_tokens(b, h, layer);
     if (config.parallel) {
       if (config.two_norms) h = b.norm(x, blk + "ffn_norm");
       x = b.op("add", {b.op("add", {x, a}), mlp(b, h, layer)});

@@ -34,7 +34,7 @@ Ref ones_like(ModelBuilder& b, Ref x) {
 
 }  // namespace
 
-Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
+Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer, Ref routed) {
   const ExpertConfig& e = b.config.experts;
   std::string blk = fmt::format("blk.{}.", layer);
   Value::Object attrs = {{"k", e.used}};
@@ -45,7 +45,7 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
     attrs.emplace_back("groups", e.groups);
     attrs.emplace_back("used_groups", e.used_groups);
   }
-  std::vector<Ref> scores = {b.linear(x, blk + "ffn_gate_inp")};
+  std::vector<Ref> scores = {b.linear(routed.valid() ? routed : x, blk + "ffn_gate_inp")};
   if (e.score_bias) scores.push_back(b.weight(blk + "exp_probs_b.bias"));
   std::vector<Ref> route = b.op_multi("moe_route", scores, std::move(attrs), blk + "route");
   Ref from = e.scale_inputs ? b.op("mul", {x, route[0]}) : x;
@@ -63,6 +63,10 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
                                   : b.op("mul", {b.activation(gate), up});
   Ref down = product(mixed, "ffn_down_exps");
   Ref weights = e.scale_inputs ? ones_like(b, route[0]) : route[0];
+  if (e.beside_mlp)  // a factor for each expert
+    weights =
+        b.op("mul", {weights, b.op("gather", {b.weight(blk + "ffn_down_exps.scale"), route[1]},
+                                   Value::Object{{"axis", 0}})});
   Ref y = b.op("moe_combine", {down, rows[2], rows[1], weights}, {}, blk + "combine");
   return e.shared_ffn > 0 ? b.op("add", {y, shared_expert(b, x, blk)}) : y;
 }

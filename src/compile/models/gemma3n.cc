@@ -37,26 +37,6 @@ Ref as_large_as(ModelBuilder& b, Ref x, Ref like) {
   return b.op("div", {b.op("mul", {x, wanted}), b.op("sqrt", {own})});
 }
 
-// What the layers add by themselves: [t, layers, width].
-Ref layer_inputs(ModelBuilder& b, Ref x) {
-  const ModelConfig& c = b.config;
-  const AltUpConfig& a = c.altup;
-  Ref ids = b.ids;
-  if (a.vocab < c.vocab) {  // tokens without such an embedding use that of token 0
-    Ref number = b.op("cast", {ids}, Value::Object{{"dtype", "f32"}});
-    Ref known = b.op("compare", {number, b.constant("layer_vocab", {static_cast<double>(a.vocab)})},
-                     Value::Object{{"kind", "lt"}});
-    known = b.op("cast", {known}, Value::Object{{"dtype", "f32"}});
-    ids = b.op("cast", {b.op("mul", {number, known})}, Value::Object{{"dtype", "i32"}});
-  }
-  auto shaped = [&](Ref y) { return reshape(b, y, {c.layers, a.width}); };
-  Ref own = scale(b, b.embed(ids, "per_layer_token_embd"), std::sqrt(static_cast<double>(a.width)));
-  Ref projected =
-      scale(b, b.linear(x, "per_layer_model_proj"), 1 / std::sqrt(static_cast<double>(c.hidden)));
-  projected = b.norm(shaped(projected), "per_layer_proj_norm");
-  return scale(b, b.op("add", {projected, shaped(own)}), std::sqrt(0.5));
-}
-
 Ref gemma3n_attention(ModelBuilder& b, Ref x, int64_t layer) {
   const ModelConfig& c = b.config;
   std::string blk = fmt::format("blk.{}.", layer);
@@ -138,7 +118,7 @@ Ref block(ModelBuilder& b, Ref copies, Ref inputs, int64_t layer) {
   Ref y = sparse_mlp(b, b.norm(x, blk + "ffn_norm"), layer);
   x = b.op("add", {x, b.norm(y, blk + "post_ffw_norm")});
   Ref corrected = correct(b, predicted, active, x, blk);
-  return add_layer_input(b, corrected, part(b, inputs, layer, c.altup.width), blk);
+  return add_layer_input(b, corrected, layer_input(b, inputs, layer), blk);
 }
 
 Ref stack(ModelBuilder& b, const std::vector<Ref>& rows) {
@@ -167,6 +147,29 @@ void build_gemma3n_function(ModelBuilder& b) {
 }
 
 }  // namespace
+
+Ref layer_inputs(ModelBuilder& b, Ref x) {
+  const ModelConfig& c = b.config;
+  const AltUpConfig& a = c.altup;
+  Ref ids = b.ids;
+  if (a.vocab < c.vocab) {  // tokens without such an embedding use that of token 0
+    Ref number = b.op("cast", {ids}, Value::Object{{"dtype", "f32"}});
+    Ref known = b.op("compare", {number, b.constant("layer_vocab", {static_cast<double>(a.vocab)})},
+                     Value::Object{{"kind", "lt"}});
+    known = b.op("cast", {known}, Value::Object{{"dtype", "f32"}});
+    ids = b.op("cast", {b.op("mul", {number, known})}, Value::Object{{"dtype", "i32"}});
+  }
+  auto shaped = [&](Ref y) { return reshape(b, y, {c.layers, a.width}); };
+  Ref own = scale(b, b.embed(ids, "per_layer_token_embd"), std::sqrt(static_cast<double>(a.width)));
+  Ref projected =
+      scale(b, b.linear(x, "per_layer_model_proj"), 1 / std::sqrt(static_cast<double>(c.hidden)));
+  projected = b.norm(shaped(projected), "per_layer_proj_norm");
+  return scale(b, b.op("add", {projected, shaped(own)}), std::sqrt(0.5));
+}
+
+Ref layer_input(ModelBuilder& b, Ref inputs, int64_t layer) {
+  return part(b, inputs, layer, b.config.altup.width);
+}
 
 Module build_gemma3n(const ModelConfig& config, const CompileOptions& options) {
   if (options.layer_logits)

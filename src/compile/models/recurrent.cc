@@ -20,9 +20,21 @@ Ref softplus(ModelBuilder& b, Ref x) {
               {b.op("relu", {x}), b.op("log", {b.op("add", {small, b.constant("one", {1.0})})})});
 }
 
+// Inputs and vectors of the state space are one matrix, and may have factors of their own.
+Ref scaled_inputs(ModelBuilder& b, Ref x) {
+  const RecurrentConfig& r = b.config.recurrent;
+  const BlockScales& s = b.config.block_scales;
+  if (s.ssm_x == 1 && s.ssm_b == 1 && s.ssm_c == 1) return x;
+  std::vector<double> factors(static_cast<size_t>(r.inner()), s.ssm_x);
+  factors.insert(factors.end(), static_cast<size_t>(r.groups * r.state), s.ssm_b);
+  factors.insert(factors.end(), static_cast<size_t>(r.groups * r.state), s.ssm_c);
+  return b.op("mul", {x, b.constant("ssm_scale", factors)});
+}
+
 Ref time_steps(ModelBuilder& b, Ref x, const std::string& blk) {
   const RecurrentConfig& r = b.config.recurrent;
-  Ref dt = softplus(b, b.op("add", {b.linear(x, blk + "ssm_step"), b.weight(blk + "ssm_dt.bias")}));
+  Ref step = b.scaled(b.linear(x, blk + "ssm_step"), b.config.block_scales.ssm_step);
+  Ref dt = softplus(b, b.op("add", {step, b.weight(blk + "ssm_dt.bias")}));
   if (r.step_low > 0) dt = b.op("maximum", {dt, b.constant("step_low", {r.step_low})});
   if (r.step_high > 0) dt = b.op("minimum", {dt, b.constant("step_high", {r.step_high})});
   return dt;
@@ -43,6 +55,7 @@ Ref decays(ModelBuilder& b, const std::string& blk) {
 // Each group of channels is normalised for itself.
 Ref group_norm(ModelBuilder& b, Ref y, const std::string& name) {
   const RecurrentConfig& r = b.config.recurrent;
+  if (r.norm_groups == 0) return y;  // has no norm
   if (r.norm_groups == 1) return b.norm(y, name);
   int64_t width = r.inner() / r.norm_groups;
   Ref ones = b.constant("group_norm", std::vector<double>(static_cast<size_t>(width), 1.0));
@@ -54,7 +67,8 @@ Ref group_norm(ModelBuilder& b, Ref y, const std::string& name) {
 Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   const RecurrentConfig& r = b.config.recurrent;
   std::string blk = fmt::format("blk.{}.", layer);
-  std::vector<Ref> conv = {b.linear(x, blk + "ssm_xbc"), b.weight(blk + "ssm_conv1d.weight")};
+  std::vector<Ref> conv = {scaled_inputs(b, b.linear(x, blk + "ssm_xbc")),
+                           b.weight(blk + "ssm_conv1d.weight")};
   if (r.conv_bias) conv.push_back(b.weight(blk + "ssm_conv1d.bias"));
   Ref mixed = b.op("silu", {b.advance(layer, 0, "causal_conv", std::move(conv))});
   int64_t inner = r.inner(), vectors = r.groups * r.state;
@@ -63,8 +77,13 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   Ref out = b.heads(columns(b, mixed, inner + vectors, r.channels()), r.groups, r.state);
   Ref y = b.advance(layer, 1, "ssm_scan", {input, time_steps(b, x, blk), decays(b, blk), in, out});
   y = b.op("add", {y, b.op("mul", {input, per_head(b, blk + "ssm_d.weight")})});
-  y = b.op("mul", {b.merge_heads(y), b.op("silu", {b.linear(x, blk + "ssm_gate")})});
-  return b.linear(group_norm(b, y, blk + "ssm_norm"), blk + "ssm_out");
+  Ref gate = b.scaled(b.linear(x, blk + "ssm_gate"), b.config.block_scales.ssm_gate);
+  gate = b.op("silu", {gate});
+  y = b.merge_heads(y);
+  if (!r.gated_norm) y = group_norm(b, y, blk + "ssm_norm");
+  y = b.op("mul", {y, gate});
+  if (r.gated_norm) y = group_norm(b, y, blk + "ssm_norm");
+  return b.linear(y, blk + "ssm_out");
 }
 
 // Queries and keys have length one: rms_norm divides by the root of the mean square, here that of
@@ -86,6 +105,11 @@ Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
     return b.op("rms_norm", {vectors, b.constant(name, scale)}, Value::Object{{"eps", 1e-6 / n}});
   };
   Ref q = unit(0, "delta_query", 1 / std::sqrt(n)), k = unit(keys, "delta_key", 1);
+  if (r.tiled) {
+    std::vector<Ref> queries(static_cast<size_t>(r.heads / r.groups), q), same(queries.size(), k);
+    q = b.op("concat", std::move(queries), Value::Object{{"axis", 1}});
+    k = b.op("concat", std::move(same), Value::Object{{"axis", 1}});
+  }
   Ref v = b.heads(columns(b, mixed, 2 * keys, r.channels()), r.heads, r.head_dim);
   Ref decay = decays(b, blk);
   Ref rate = b.op("sigmoid", {b.linear(x, blk + "ssm_rate")});
