@@ -86,6 +86,7 @@ class SchemaCompiler {
   JsonRules rules_;
   using Key = std::vector<std::tuple<const Value*, int, const Value*>>;
   std::map<Key, RuleId> known_;
+  std::map<std::string, RuleId> strings_;  // by what restricts them
   std::vector<std::pair<RuleId, Conjunction>> waiting_;
   size_t combinations_ = 0;
 };

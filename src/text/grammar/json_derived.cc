@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kMaxNegations = 20;  // nested
 constexpr int kMaxShallow = 3;     // nested, where a part is enough
-constexpr int kMaxNegated = 500;   // schemas of one negation
+constexpr size_t kFewNegations = 8;
+constexpr int kMaxNegated = 500;  // schemas of one negation
 
 Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }
 Value only(const char* key, Value value) { return Value::Object{{key, std::move(value)}}; }
@@ -85,7 +86,10 @@ class Negator {
   // `names`: members that the value may have; one that the schema forbids is a negation. `shallow`:
   // few and simple negations.
   Negator(const FindSchema& find, std::vector<std::string> names, bool shallow)
-      : find_(find), names_(std::move(names)), shallow_(shallow) {}
+      : find_(find),
+        names_(std::move(names)),
+        shallow_(shallow),
+        left_(shallow ? kMaxNegated / 5 : kMaxNegated) {}
 
   std::optional<Value> schema(const Value& schema, int depth = 0);
   // Something has no negation, and was left out of the result.
@@ -103,7 +107,7 @@ class Negator {
   std::vector<std::string> names_;
   const bool shallow_;
   bool left_out_ = false;
-  int left_ = kMaxNegated;
+  int left_;
 };
 
 std::optional<Value> Negator::schema(const Value& schema, int depth) {
@@ -119,6 +123,12 @@ std::optional<Value> Negator::schema(const Value& schema, int depth) {
     if (!keyword(key, value, parts, depth)) left_out_ = true;
   items(schema, parts, depth);
   other_members(schema, parts);
+  if (shallow_ && parts.size() > kFewNegations) {  // those of missing or other members first
+    std::stable_partition(parts.begin(), parts.end(), [](const Value& part) {
+      return !part.has("properties") || !part.has("required");
+    });
+    parts.resize(kFewNegations);
+  }
   std::optional<Value> out;
   if (parts.size() > 1)
     out = any_of(Value::Array(parts.begin(), parts.end()));

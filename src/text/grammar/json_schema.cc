@@ -18,7 +18,8 @@ constexpr uint32_t kMaxLength = 100'000;   // characters that are counted
 const Value kFalse(false);
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
 constexpr size_t kFsmStatesForLengths = 8000;
-constexpr uint32_t kShortest = 16;  // a maxLength that is lowered is not below this
+constexpr size_t kSharedStates = 100;  // strings with more than these are one rule for all schemas
+constexpr uint32_t kShortest = 16;     // a maxLength that is lowered is not below this
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
     {"int8", {INT8_MIN, INT8_MAX}},    {"int16", {INT16_MIN, INT16_MAX}},
     {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}},
@@ -283,13 +284,25 @@ ExprId SchemaCompiler::string(const Conjunction& all) {
     if (min > kMaxLength && s.schema->has("minLength"))
       schema_error(s.path, "minLength", fmt::format("is only supported up to {}", kMaxLength));
   if (max != kUnbounded) max = std::min(max, kMaxLength);
+  std::string key;
+  for (const SchemaRef& s : all.schemas)
+    for (const char* keyword :
+         {"pattern", "format", "contentEncoding", "not", "minLength", "maxLength"})
+      if (const Value* v = s.find(keyword)) key += fmt::format("{} {}\n", keyword, dump_json(*v));
+  if (auto it = strings_.find(key); it != strings_.end()) return ir_.ref(it->second);
   CharFsm fsm;
   if (string_fsm(all, fsm)) {
     if (min > 0 || max != kUnbounded) fsm = of_length(fsm, min, max, all.schemas[0].path);
     if (is_empty(fsm))
       return never(all, {"pattern", "format", "contentEncoding", "not"},
                    "no string is valid under it and the other keywords");
-    return ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+    const bool large = fsm.size() > kSharedStates;
+    ExprId expr = ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+    if (!large) return expr;
+    RuleId rule = ir_.add_rule(all.schemas[0].path);
+    ir_.define(rule, expr);
+    strings_.emplace(std::move(key), rule);
+    return ir_.ref(rule);
   }
   if (min == 0 && max == kUnbounded) return rules_.string();
   return rules_.string(min, max);
