@@ -46,7 +46,8 @@ PROGRAM = {"variables": {"words": ["stone", "river", "seven"]}, "program": [
     {"return": "found"}]}
 DRAFTERS = {"ngram": {"method": "ngram"}, "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 40}, "lookahead": {"method": "lookahead"},
             "early_exit": {"method": "early_exit", "num_speculative_tokens": 3, "adaptive": False}, "patterns": {"method": "patterns"},
-            "draft_model": {"method": "draft_model", "num_speculative_tokens": 3}, "ngram-always": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1}}
+            "draft_model": {"method": "draft_model", "num_speculative_tokens": 3}, "ngram-always": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1},
+            "suffix-tree": {"method": "suffix", "max_branches": 3, "adaptive": False}}
 
 
 def parse_args():

@@ -79,9 +79,8 @@ TEST_P(Drafts, LookupsDoNotChangeABit) {
   }
 }
 
-// A row of a tree is at another slot than the same token would be without drafts. Where the order
-// of sums in attention depends on slots (cpu), the last bits differ.
-TEST_P(Drafts, TreesGiveTheSameTokens) {
+// A row of a tree is at another slot than the same token would be without drafts.
+TEST_P(Drafts, TreesDoNotChangeABit) {
   cpu::TestModelOptions options = small_model();
   options.tree_mask = true;
   cpu::TestModel model(options), plain(small_model());
@@ -99,21 +98,13 @@ TEST_P(Drafts, TreesGiveTheSameTokens) {
     if (kv_tokens == 4096) {
       EXPECT_LT(drafted.steps, stats.steps * 3 / 4);
     }
-    ASSERT_EQ(have.size(), want.size());
-    for (const auto& [key, answer] : want) {
-      const BackendAnswer& other = have[key];
-      ASSERT_EQ(other.ids, answer.ids) << "request " << key.first;
-      ASSERT_EQ(other.logprobs.size(), answer.logprobs.size());
-      double bound = std::string_view(GetParam()) == "ref" ? 0 : 1e-3;
-      for (size_t i = 0; i < answer.logprobs.size(); ++i)
-        ASSERT_NEAR(double{other.logprobs[i]}, double{answer.logprobs[i]}, bound);
-    }
+    EXPECT_TRUE(have == want) << kv_tokens;
   }
   EXPECT_GT(trees.branches, 100);
 }
 
 // The trees of the product's drafters, also with fewer branches for a request.
-TEST_P(Drafts, BranchesOfLookupsGiveTheSameTokens) {
+TEST_P(Drafts, BranchesOfLookupsDoNotChangeABit) {
   cpu::TestModelOptions options = small_model();
   options.tree_mask = true;
   cpu::TestModel model(options), plain(small_model());
@@ -138,9 +129,7 @@ TEST_P(Drafts, BranchesOfLookupsGiveTheSameTokens) {
       };
       answers(1, chains);
       Answers have = answers(3, trees);
-      ASSERT_EQ(have.size(), want.size());
-      for (const auto& [key, answer] : want)
-        ASSERT_EQ(have[key].ids, answer.ids) << "request " << key.first << " drafter " << kind;
+      EXPECT_TRUE(have == want) << "drafter " << kind;
       EXPECT_GT(trees.draft_accepted, 10);
       if (!adaptive && kind != 2) {
         EXPECT_LE(trees.steps, chains.steps + chains.steps / 20) << "drafter " << kind;

@@ -168,9 +168,11 @@ TEST(JsonSchema, HostileSchemas) {
   EXPECT_NE(
       error_of(R"({"type":"string","pattern":"^((a{1,90}){1,90}){1,90}$"})").find("too large"),
       std::string::npos);
-  EXPECT_NE(error_of(R"({"type":"string","pattern":"(a|b)*a(a|b){14}","maxLength":9000})")
-                .find("too large"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of(
+          R"({"type":"string","pattern":"(a|b)*a(a|b){14}","minLength":8000,"maxLength":9000})")
+          .find("too large"),
+      std::string::npos);
   std::string any_of = R"({"allOf":[)";
   for (int i = 0; i < 12; ++i)
     any_of += std::string(i ? "," : "") +

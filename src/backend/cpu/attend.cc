@@ -4,52 +4,25 @@
 //
 // The order of a row's arithmetic depends on absolute slots alone: online softmax over tiles of 64
 // slots, started afresh every 256 slots and merged in order. So the result is the same whether a
-// row comes alone, in a chunk or in a batch, and whichever thread does which part.
+// row comes alone, in a chunk or in a batch, and whichever thread does which part. A row of a tree
+// takes the keys of its branch at the slots they would have without the other branches.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/attend_base.h"
 #include "backend/cpu/attend_workspace.h"
 #include "backend/cpu/kernels.h"
-#include "base/error.h"
-#include "ops/attend.h"
 
 namespace tokamak::cpu {
 namespace {
 
 constexpr int64_t kSegmentSlots = 256;
-constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
-
-class Attend final : public CpuOp {
+class Attend final : public AttendBase {
  public:
-  explicit Attend(const OpSite& site) : kv_(&site.kv.state(site.in[kState].index)) {
-    for (const std::string& name : attend_key_planes(site.attrs))
-      keys_.push_back(&kv_->plane(name));
-    value_ = &kv_->plane(attend_value_plane(site.attrs));
-    scale_ = static_cast<float>(site.attrs.at("scale").as_double());
-    softcap_ = static_cast<float>(site.attrs.get_double("softcap", 0));
-    window_ = site.attrs.get_int("window", 0);
-    chunk_ = site.attrs.get_int("chunk", 0);
-    heads_ = site.in[kQuery].dims[1];
-    d_ = site.in[kQuery].dims[2];
-    kv_heads_ = keys_[0]->heads;
-    int64_t width = 0;
-    for (const KvPlane* k : keys_) width += k->width;
-    bool same_heads = value_->heads == kv_heads_;
-    for (const KvPlane* k : keys_) same_heads = same_heads && k->heads == kv_heads_;
-    if (!same_heads || width != d_ || kv_heads_ == 0 || heads_ % kv_heads_ != 0)
-      fail(ErrorCode::kUnsupported,
-           "{}: the cpu backend needs keys and values with the same kv heads", site.label);
-    group_ = heads_ / kv_heads_;
-    tile_rows_ = std::max<int64_t>(1, kColumns / group_);
-    columns_ = (tile_rows_ * group_ + kTile - 1) / kTile * kTile;
-    if (site.attrs.get_int("sinks", 0) != 0) sinks_ = static_cast<int>(site.in.size()) - 1;
-    has_mask_ = static_cast<int>(site.in.size()) - (sinks_ > 0 ? 1 : 0) > kMask;
-  }
+  using AttendBase::AttendBase;
 
   int64_t scratch_bytes() const override {
     return Workspace::bytes(columns_, d_, value_->padded, panel_floats());
@@ -203,11 +176,11 @@ class Attend final : public CpuOp {
       if (index % c.threads != c.thread) return;
       item.work = workspace(c.thread_scratch());
       Range range = range_of(item);
-      clear_totals(item);
+      item.work.clear_totals(item.padded, value_->padded);
       for (int64_t s = 0; s < segments; ++s) {
         if (!range.has_segment(s)) continue;
         use_part(item, index * segments + s, floats);
-        merge(item);
+        item.work.merge(item.c->kernels, item.columns, item.padded, value_->padded);
       }
       finish(item);
     });
@@ -232,9 +205,11 @@ class Attend final : public CpuOp {
     }
   }
 
-  // Slots that any of an item's rows may see, and the first of the step's own.
+  // Slots that any of an item's rows may see, and the first of the step's own. With branches: the
+  // slots in which the keys of a row's branch would be alone.
   struct Range {
     int64_t begin, end, own;
+    bool branches = false;
     bool has_segment(int64_t s) const {
       return begin / kSegmentSlots <= s && s * kSegmentSlots < end;
     }
@@ -249,42 +224,47 @@ class Attend final : public CpuOp {
       oldest = std::min<int64_t>(oldest, pos[r]);
     }
     while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
+    bool branches = false;
+    if (has_mask_) end = own;
+    for (int64_t r = item.first; has_mask_ && r < item.first + item.rows; ++r)
+      each_own(item, r, [&](int64_t m, int64_t nth) {
+        branches = branches || m != nth;
+        end = std::max(end, own + nth + 1);
+      });
     int64_t begin = window_ > 0 ? oldest - window_ + 1 : chunk_ > 0 ? oldest / chunk_ * chunk_ : 0;
     // Rows of padding have no keys at all: own < 0 = end.
-    return {std::clamp<int64_t>(begin, 0, std::max<int64_t>(0, own)), end, own};
+    return {std::clamp<int64_t>(begin, 0, std::max<int64_t>(0, own)), end, own, branches};
   }
 
-  bool limited() const { return window_ > 0 || chunk_ > 0; }
-  // Whether the window or chunk of a row at `pos` has the key.
-  bool near(int64_t pos, int64_t key) const {
-    return window_ > 0 ? pos - key < window_ : chunk_ == 0 || pos / chunk_ == key / chunk_;
-  }
-
-  void clear_totals(const Item& item) const {
-    std::fill_n(item.work.total_max, item.padded, kMinusInfinity);
-    std::fill_n(item.work.total_sum, item.padded, 0.0f);
-    std::fill_n(item.work.total, value_->padded * item.padded, 0.0f);
+  // body(m, n) for those of the sequence's rows in this step that the mask shows to a row: row m is
+  // the n-th of them.
+  template <class Body>
+  void each_own(const Item& item, int64_t row, Body&& body) const {
+    const int32_t* q_start = item.in[kQStart].i32() + item.b;
+    int64_t width = item.in[kMask].dims[1],
+            count = std::min<int64_t>(width, q_start[1] - q_start[0]);
+    const int32_t* mask = item.in[kMask].i32() + row * width;
+    for (int64_t m = 0, n = 0; m < count; ++m)
+      if (mask[m] != 0) body(m, n++);
   }
 
   void run_segment(const Item& item, const Range& range, int64_t start) const {
     const Workspace& w = item.work;
-    std::fill_n(w.max, item.padded, kMinusInfinity);
-    std::fill_n(w.sum, item.padded, 0.0f);
-    std::fill_n(w.sums, value_->padded * item.padded, 0.0f);
+    w.clear_segment(item.padded, value_->padded);
     int64_t stop = std::min(range.end, start + kSegmentSlots);
     for (int64_t t = std::max(start, range.begin / kTileSlots * kTileSlots); t < stop;
          t += kTileSlots)
-      run_tile(item, t, std::min(kTileSlots, stop - t), range.own);
+      run_tile(item, t, std::min(kTileSlots, stop - t), range);
   }
 
   void run_item(Item& item) const {
     item.work = workspace(item.c->thread_scratch());
     load_queries(item);
     Range range = range_of(item);
-    clear_totals(item);
+    item.work.clear_totals(item.padded, value_->padded);
     for (int64_t s = range.begin / kSegmentSlots; s * kSegmentSlots < range.end; ++s) {
       run_segment(item, range, s * kSegmentSlots);
-      merge(item);
+      item.work.merge(item.c->kernels, item.columns, item.padded, value_->padded);
     }
     finish(item);
   }
@@ -296,26 +276,65 @@ class Attend final : public CpuOp {
     return table.blocks[static_cast<size_t>(item.b * table.stride + slot / kv_->block_size)];
   }
 
-  void run_tile(const Item& item, int64_t start, int64_t slots, int64_t own) const {
-    int64_t panels = (slots + kPanel - 1) / kPanel;
-    for (int64_t p = 0; p < panels; ++p) score_panel(item, start + p * kPanel, p);
-    hide(item, start, slots, own);
+  void run_tile(const Item& item, int64_t start, int64_t slots, const Range& range) const {
+    bool branches = range.branches && start + slots > range.own;
+    int64_t plain = branches ? std::max<int64_t>(0, range.own - start) : slots;
     const Workspace& w = item.work;
+    for (int64_t at = 0; at < plain; at += kPanel) {
+      score_panel(item, start + at);
+      for (int64_t col = 0; col < item.padded; ++col)
+        std::memcpy(w.scores + col * kTileSlots + at, w.dots + col * kPanel,
+                    kPanel * sizeof(float));
+    }
+    auto score = [&](int64_t at, int64_t key) { w.scores[at] = w.dots[key]; };
+    auto weigh = [&](int64_t at, int64_t key) { w.dots[key] = w.scores[at]; };
+    if (branches)
+      each_own_panel(item, range, [&](int64_t slot, int64_t) {
+        score_panel(item, slot);
+        each_branch_key(item, start, slots, slot, range.own, score);
+      });
+    hide(item, start, slots, range.own);
     for (int64_t col = 0; col < item.columns; ++col) {
       float factor = item.c->kernels.softmax_tile(w.scores + col * kTileSlots, kTileSlots,
                                                   w.max + col, w.sum + col);
-      if (factor == 1.0f) continue;
-      for (int64_t v = 0; v < value_->padded / kPanel; ++v) {
-        float* s = w.sums + (v * item.padded + col) * kPanel;
-        for (int i = 0; i < kPanel; ++i) s[i] *= factor;
-      }
+      if (factor != 1.0f) w.scale_sums(col, item.padded, value_->padded, factor);
     }
-    for (int64_t p = 0; p < panels; ++p)
-      add_values(item, start + p * kPanel, p, std::min<int64_t>(kPanel, slots - p * kPanel));
+    for (int64_t at = 0; at < plain; at += kPanel)
+      add_values(item, start + at, w.scores + at, kTileSlots,
+                 std::min(int64_t{kPanel}, plain - at));
+    if (!branches) return;
+    // Keys of other branches and of other tiles weigh nothing, which adds exact zeros.
+    each_own_panel(item, range, [&](int64_t slot, int64_t count) {
+      std::fill_n(w.dots, item.padded * kPanel, 0.0f);
+      each_branch_key(item, start, slots, slot, range.own, weigh);
+      add_values(item, slot, w.dots, kPanel, count);
+    });
+  }
+
+  // body(slot, keys) for the panels that hold the step's own keys.
+  template <class Body>
+  void each_own_panel(const Item& item, const Range& range, Body&& body) const {
+    int64_t end = item.in[kKvLen].i32()[item.b];
+    for (int64_t slot = range.own / kPanel * kPanel; slot < end; slot += kPanel)
+      body(slot, std::min<int64_t>(kPanel, end - slot));
+  }
+
+  // body(place in scores, place in dots) of the keys in the panel at `slot` whose place without
+  // other branches is in the tile.
+  template <class Body>
+  void each_branch_key(const Item& item, int64_t start, int64_t slots, int64_t slot, int64_t own,
+                       Body&& body) const {
+    for (int64_t r = 0; r < item.rows; ++r)
+      each_own(item, item.first + r, [&](int64_t m, int64_t n) {
+        int64_t from = own + m - slot, to = own + n - start;
+        if (from < 0 || from >= kPanel || to < 0 || to >= slots) return;
+        for (int64_t col = r * group_; col < (r + 1) * group_; ++col)
+          body(col * kTileSlots + to, col * kPanel + from);
+      });
   }
 
   // Scores of all columns against 16 keys.
-  void score_panel(const Item& item, int64_t slot, int64_t p) const {
+  void score_panel(const Item& item, int64_t slot) const {
     const KernelTable& k = item.c->kernels;
     const Workspace& w = item.work;
     int64_t panel, block = block_of(item, slot, panel), at = 0, count = item.padded * kPanel;
@@ -340,9 +359,6 @@ class Attend final : public CpuOp {
       }
       at += key->width;
     }
-    for (int64_t col = 0; col < item.padded; ++col)
-      std::memcpy(w.scores + col * kTileSlots + p * kPanel, w.dots + col * kPanel,
-                  kPanel * sizeof(float));
   }
 
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
@@ -362,7 +378,7 @@ class Attend final : public CpuOp {
         if (softcap_ > 0) k.unary[static_cast<int>(Unary::kSoftcap)](s, s, kTileSlots, softcap_);
         if (all) continue;
         for (int64_t j = 0; j < kTileSlots; ++j)
-          if (!seen[j]) s[j] = kMinusInfinity;
+          if (!seen[j]) s[j] = Workspace::kNothing;
       }
     }
   }
@@ -376,19 +392,20 @@ class Attend final : public CpuOp {
       return true;
     for (int64_t j = 0; j < kTileSlots; ++j) {
       int64_t key = start + j, m = key - own;  // m: which of the step's own rows
-      bool ok = j < slots;
-      if (ok && m >= 0) {
-        int64_t width = has_mask_ ? item.in[kMask].dims[1] : 0;
-        ok = has_mask_ ? m < width && item.in[kMask].i32()[row * width + m] != 0
-                       : slot[first + m] <= slot[row];
-      }
-      if (ok && limited()) ok = near(pos[row], m >= 0 ? pos[first + m] : key);
-      seen[j] = ok;
+      seen[j] = j < slots && (m < 0 || (!has_mask_ && slot[first + m] <= slot[row])) &&
+                near(pos[row], m >= 0 ? pos[first + m] : key);
     }
+    if (has_mask_ && start + slots > own)
+      each_own(item, row, [&](int64_t m, int64_t n) {
+        int64_t j = own + n - start;
+        if (j >= 0 && j < slots) seen[j] = near(pos[row], pos[first + m]);
+      });
     return false;
   }
 
-  void add_values(const Item& item, int64_t slot, int64_t p, int64_t count) const {
+  // `weights`: [columns][stride], of `count` keys of the panel.
+  void add_values(const Item& item, int64_t slot, const float* weights, int64_t stride,
+                  int64_t count) const {
     const KernelTable& k = item.c->kernels;
     const Workspace& w = item.work;
     int64_t panel, block = block_of(item, slot, panel);
@@ -397,60 +414,35 @@ class Attend final : public CpuOp {
     const uint8_t* data = stored;
     const float* scales = value_->scale_at > 0 ? value_->scales(stored) : nullptr;
     int type = static_cast<int>(value_->type);
-    int64_t stride = kPanel * kPanel * value_->element;
+    int64_t step = kPanel * kPanel * value_->element;
     if (value_->key) {
       float* turned = w.panel + panel_floats() / 2;
       value_->turn_panel(k, data, w.panel, turned);
       data = reinterpret_cast<const uint8_t*>(turned);
-      stride = kPanel * kPanel * 4;
+      step = kPanel * kPanel * 4;
       type = 0;
     } else if (item.padded > 2 * kTile && type != 0) {
       k.widen[type](data, w.panel, value_->padded * kPanel);
       data = reinterpret_cast<const uint8_t*>(w.panel);
-      stride = kPanel * kPanel * 4;
+      step = kPanel * kPanel * 4;
       type = 0;
     }
     for (int64_t col = 0; col < item.padded; col += kTile) {
       // Columns of padding may hold anything: their sums are not read.
-      const float* s = w.scores + col * kTileSlots + p * kPanel;
+      const float* s = weights + col * stride;
       float* to = w.powers + col * kPanel;
       static_assert(kTile == 4);
       for (int64_t j = 0; j < count; ++j, to += kTile) {
         float scale = scales ? scales[j] : 1.0f;
         to[0] = s[j] * scale;
-        to[1] = s[j + kTileSlots] * scale;
-        to[2] = s[j + 2 * kTileSlots] * scale;
-        to[3] = s[j + 3 * kTileSlots] * scale;
+        to[1] = s[j + stride] * scale;
+        to[2] = s[j + 2 * stride] * scale;
+        to[3] = s[j + 3 * stride] * scale;
       }
     }
     for (int64_t v = 0; v < value_->padded / kPanel; ++v)
-      k.fdot_rows[type](data + v * stride, w.powers, kTile * kPanel, item.padded, count,
+      k.fdot_rows[type](data + v * step, w.powers, kTile * kPanel, item.padded, count,
                         w.sums + v * item.padded * kPanel);
-  }
-
-  // One panel as f32, and a second one where values are stored as keys are.
-  int64_t panel_floats() const {
-    return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);
-  }
-
-  // Adds the segment to those before it.
-  void merge(const Item& item) const {
-    const KernelTable& k = item.c->kernels;
-    const Workspace& w = item.work;
-    for (int64_t col = 0; col < item.columns; ++col) {
-      if (w.max[col] == kMinusInfinity) continue;
-      float top = std::max(w.max[col], w.total_max[col]),
-            shift[2] = {w.total_max[col] - top, w.max[col] - top};
-      float factor[2];
-      k.unary[static_cast<int>(Unary::kExp)](shift, factor, 2, 0);
-      w.total_max[col] = top;
-      w.total_sum[col] = w.total_sum[col] * factor[0] + w.sum[col] * factor[1];
-      for (int64_t v = 0; v < value_->padded / kPanel; ++v) {
-        float* a = w.total + (v * item.padded + col) * kPanel;
-        const float* b = w.sums + (v * item.padded + col) * kPanel;
-        for (int i = 0; i < kPanel; ++i) a[i] = a[i] * factor[0] + b[i] * factor[1];
-      }
-    }
   }
 
   void finish(const Item& item) const {
@@ -468,14 +460,6 @@ class Attend final : public CpuOp {
         to[i] = w.total[(i / kPanel * item.padded + col) * kPanel + i % kPanel] * inverse;
     }
   }
-
-  const KvState* kv_;
-  std::vector<const KvPlane*> keys_;
-  const KvPlane* value_ = nullptr;
-  float scale_, softcap_;
-  int64_t window_, chunk_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
-  bool has_mask_;
-  int sinks_ = 0;  // the operand; 0: none
 };
 
 }  // namespace

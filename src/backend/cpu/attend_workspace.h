@@ -1,6 +1,8 @@
 #pragma once
 // Scratch of attention.
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "backend/cpu/kernel_table.h"
 
@@ -40,6 +42,42 @@ struct Workspace {
   static int64_t bytes(int64_t columns, int64_t d, int64_t padded, int64_t panels) {
     int64_t floats = columns * (d + kTileSlots + 2 * padded + 4 + 3 * kPanel) + panels;
     return floats * 4 + 11 * 64;
+  }
+
+  // `columns` is that of the item here, `padded` the same in whole tiles, `dv` in whole panels.
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  void clear_segment(int64_t padded, int64_t dv) const {
+    std::fill_n(max, padded, kNothing);
+    std::fill_n(sum, padded, 0.0f);
+    std::fill_n(sums, dv * padded, 0.0f);
+  }
+  void clear_totals(int64_t padded, int64_t dv) const {
+    std::fill_n(total_max, padded, kNothing);
+    std::fill_n(total_sum, padded, 0.0f);
+    std::fill_n(total, dv * padded, 0.0f);
+  }
+  void scale_sums(int64_t col, int64_t padded, int64_t dv, float factor) const {
+    for (int64_t v = 0; v < dv / kPanel; ++v) {
+      float* s = sums + (v * padded + col) * kPanel;
+      for (int i = 0; i < kPanel; ++i) s[i] *= factor;
+    }
+  }
+  // Adds the segment to those before it.
+  void merge(const KernelTable& k, int64_t columns, int64_t padded, int64_t dv) const {
+    for (int64_t col = 0; col < columns; ++col) {
+      if (max[col] == kNothing) continue;
+      float top = std::max(max[col], total_max[col]),
+            shift[2] = {total_max[col] - top, max[col] - top};
+      float factor[2];
+      k.unary[static_cast<int>(Unary::kExp)](shift, factor, 2, 0);
+      total_max[col] = top;
+      total_sum[col] = total_sum[col] * factor[0] + sum[col] * factor[1];
+      for (int64_t v = 0; v < dv / kPanel; ++v) {
+        float* a = total + (v * padded + col) * kPanel;
+        const float* b = sums + (v * padded + col) * kPanel;
+        for (int i = 0; i < kPanel; ++i) a[i] = a[i] * factor[0] + b[i] * factor[1];
+      }
+    }
   }
 };
 

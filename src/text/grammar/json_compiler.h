@@ -42,6 +42,7 @@ class SchemaCompiler {
   ExprId string(const Conjunction& all);
   // The texts of strings, and whether anything but the length restricts them.
   bool string_fsm(const Conjunction& all, CharFsm& out);
+  static CharFsm of_length(const CharFsm& fsm, uint32_t min, uint32_t max, const std::string& path);
   bool excluded_strings(const Value& schema, const std::string& path, CharFsm& out);
   std::pair<uint32_t, uint32_t> limits(const Conjunction& all, const char* least, const char* most);
   ExprId number(const Conjunction& all, uint32_t types);
@@ -85,6 +86,7 @@ class SchemaCompiler {
   JsonRules rules_;
   using Key = std::vector<std::tuple<const Value*, int, const Value*>>;
   std::map<Key, RuleId> known_;
+  std::map<std::string, RuleId> strings_;  // by what restricts them
   std::vector<std::pair<RuleId, Conjunction>> waiting_;
   size_t combinations_ = 0;
 };

@@ -168,6 +168,19 @@ const Value* SchemaDocument::negation(const Value& schema, bool closed) const {
   return it->second ? &*it->second : nullptr;
 }
 
+const Value* SchemaDocument::exclusion(const Value& schema, const Conjunction& all) const {
+  std::vector<std::string> names;
+  for (const SchemaRef& s : all.schemas)
+    if (const Value* named = s.find("properties"); named != nullptr && named->is_object())
+      for (const auto& [name, member] : named->as_object()) names.push_back(name);
+  std::optional<Value> excluding = excluding_schema(schema, finder(), std::move(names));
+  if (!excluding) return nullptr;
+  if (closed(all)) close_members(*excluding);
+  exclusions_.push_back(std::move(*excluding));
+  silent_.insert(&exclusions_.back());
+  return &exclusions_.back();
+}
+
 // What `not` leaves of the types, where it excludes some of their values.
 uint32_t SchemaDocument::types_without(const SchemaRef& s, uint32_t bits) const {
   const Value& excluded = s.schema->at("not");

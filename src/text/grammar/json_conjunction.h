@@ -1,6 +1,7 @@
 #pragma once
 // Schemas that hold at the same time, with references and allOf resolved.
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -75,6 +76,8 @@ class SchemaDocument {
   // A schema for what is not valid under this one; nullptr: none is known. `closed`: it names no
   // members that may be added.
   const Value* negation(const Value& schema, bool closed) const;
+  // A schema for some of the values of `all` that are not valid under this one.
+  const Value* exclusion(const Value& schema, const Conjunction& all) const;
 
   uint32_t types(const Conjunction& all) const;
   // chosen_from: a schema of `all` whose enum has the value.
@@ -125,6 +128,7 @@ class SchemaDocument {
   mutable std::map<std::string, CharFsm> patterns_;
   mutable std::map<const Value*, std::vector<Derived>> derived_;
   mutable std::map<std::pair<const Value*, bool>, std::optional<Value>> negations_;
+  mutable std::deque<Value> exclusions_;
   mutable std::map<std::vector<const Value*>, Value> either_;
   // Derived schemas that evaluate nothing: those that say what does not hold.
   mutable std::set<const Value*> silent_;

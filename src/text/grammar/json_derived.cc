@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace tokamak::grammar {
 namespace {
 
 constexpr int kMaxNegations = 20;  // nested
-constexpr int kMaxNegated = 500;   // schemas of one negation
+constexpr int kMaxShallow = 3;     // nested, where a part is enough
+constexpr size_t kFewNegations = 8;
+constexpr int kMaxNegated = 500;  // schemas of one negation
 
 Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }
 Value only(const char* key, Value value) { return Value::Object{{key, std::move(value)}}; }
@@ -77,46 +80,95 @@ bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
   return false;
 }
 
-// Owner: negated_schema().
+// Owner: negated_schema(), excluding_schema(); for one call.
 class Negator {
  public:
-  explicit Negator(const FindSchema& find) : find_(find) {}
+  // `names`: members that the value may have; one that the schema forbids is a negation. `shallow`:
+  // few and simple negations.
+  Negator(const FindSchema& find, std::vector<std::string> names, bool shallow)
+      : find_(find),
+        names_(std::move(names)),
+        shallow_(shallow),
+        left_(shallow ? kMaxNegated / 5 : kMaxNegated) {}
+
   std::optional<Value> schema(const Value& schema, int depth = 0);
+  // Something has no negation, and was left out of the result.
+  bool left_out() const { return left_out_; }
 
  private:
-  bool add(Negations& out, const Value& schema, int depth);
-  bool members(const Value& properties, Negations& out, int depth);
-  bool items(const Value& schema, Negations& out, int depth);
+  void add(Negations& out, const Value& schema, int depth);
+  std::optional<Value> inner(const Value& schema, int depth);
+  void members(const Value& properties, Negations& out, int depth);
+  void other_members(const Value& schema, Negations& out);
+  void items(const Value& schema, Negations& out, int depth);
   bool keyword(const std::string& key, const Value& value, Negations& out, int depth);
 
   const FindSchema& find_;
-  int left_ = kMaxNegated;
+  std::vector<std::string> names_;
+  const bool shallow_;
+  bool left_out_ = false;
+  int left_;
 };
 
 std::optional<Value> Negator::schema(const Value& schema, int depth) {
-  if (depth > kMaxNegations || --left_ < 0) return std::nullopt;
+  const bool simple = schema.is_object() && depth <= (shallow_ ? kMaxShallow : kMaxNegations);
+  if (!schema.is_bool() && (!simple || --left_ < 0)) {
+    left_out_ = true;
+    return std::nullopt;
+  }
   if (schema.is_bool()) return Value(!schema.as_bool());
-  if (!schema.is_object()) return std::nullopt;
   Negations parts;
+  bool complete = !std::exchange(left_out_, false);
   for (const auto& [key, value] : schema.as_object())
-    if (!keyword(key, value, parts, depth)) return std::nullopt;
-  if (!items(schema, parts, depth)) return std::nullopt;
-  if (parts.empty()) return Value(false);
-  if (parts.size() == 1) return std::move(parts[0]);
-  return any_of(Value::Array(parts.begin(), parts.end()));
+    if (!keyword(key, value, parts, depth)) left_out_ = true;
+  items(schema, parts, depth);
+  other_members(schema, parts);
+  if (shallow_ && parts.size() > kFewNegations) {  // those of missing or other members first
+    std::stable_partition(parts.begin(), parts.end(), [](const Value& part) {
+      return !part.has("properties") || !part.has("required");
+    });
+    parts.resize(kFewNegations);
+  }
+  std::optional<Value> out;
+  if (parts.size() > 1)
+    out = any_of(Value::Array(parts.begin(), parts.end()));
+  else if (!parts.empty())
+    out = std::move(parts[0]);
+  else if (!left_out_)
+    out = Value(false);
+  left_out_ = left_out_ || !complete;
+  return out;
 }
 
-bool Negator::add(Negations& out, const Value& schema, int depth) {
-  std::optional<Value> negation = this->schema(schema, depth + 1);
-  if (negation) out.push_back(std::move(*negation));
-  return negation.has_value();
+void Negator::add(Negations& out, const Value& schema, int depth) {
+  if (std::optional<Value> negation = this->schema(schema, depth + 1))
+    out.push_back(std::move(*negation));
 }
 
-bool Negator::members(const Value& properties, Negations& out, int depth) {
+// Of a member or an item, whose own members are others.
+std::optional<Value> Negator::inner(const Value& schema, int depth) {
+  std::vector<std::string> names;
+  names.swap(names_);
+  std::optional<Value> out = this->schema(schema, depth + 1);
+  names.swap(names_);
+  return out;
+}
+
+// With `additionalProperties: false`, those of the names that the schema does not have.
+void Negator::other_members(const Value& schema, Negations& out) {
+  const Value *others = schema.find("additionalProperties"), *named = schema.find("properties");
+  if (others == nullptr || (others->is_bool() && others->as_bool())) return;
+  left_out_ = true;
+  if (!others->is_bool() || schema.has("patternProperties")) return;
+  for (const std::string& name : names_)
+    if (named == nullptr || !named->has(name))
+      out.push_back(Value::Object{{"type", "object"}, {"required", Value::Array{name}}});
+}
+
+void Negator::members(const Value& properties, Negations& out, int depth) {
   for (const auto& [name, schema] : properties.as_object()) {
-    std::optional<Value> negation = this->schema(schema, depth + 1);
-    if (!negation) return false;
-    if (negation->is_bool() && !negation->as_bool()) continue;
+    std::optional<Value> negation = inner(schema, depth);
+    if (!negation || (negation->is_bool() && !negation->as_bool())) continue;
     Value member = Value::object();
     member.set(name, std::move(*negation));
     out.push_back(Value::Object{{"type", "object"},
@@ -124,52 +176,56 @@ bool Negator::members(const Value& properties, Negations& out, int depth) {
                                 {"required", Value::Array{name}},
                                 {"additionalProperties", true}});
   }
-  return true;
 }
 
 // Some item is not valid, or too few are.
-bool Negator::items(const Value& schema, Negations& out, int depth) {
+void Negator::items(const Value& schema, Negations& out, int depth) {
   const Value* prefix = schema.find("prefixItems");
   const Value* rest = schema.find("items");
   if (prefix == nullptr && rest != nullptr && rest->is_array()) {
     prefix = rest;
     rest = schema.find("additionalItems");
   }
+  const Value* wanted = schema.find("contains");
+  if (prefix == nullptr && rest == nullptr && wanted == nullptr) return;
+  if (shallow_ || (prefix != nullptr && !prefix->is_array())) {
+    left_out_ = true;
+    return;
+  }
   const int64_t listed = prefix != nullptr ? static_cast<int64_t>(prefix->size()) : 0;
-  if (prefix != nullptr && !prefix->is_array()) return false;
   for (int64_t i = 0; i < listed; ++i) {
-    std::optional<Value> negation =
-        this->schema(prefix->as_array()[static_cast<size_t>(i)], depth + 1);
-    if (!negation) return false;
+    std::optional<Value> negation = inner(prefix->as_array()[static_cast<size_t>(i)], depth);
+    if (!negation) continue;
     Value::Array before(static_cast<size_t>(i), Value(true));
     before.push_back(std::move(*negation));
     out.push_back(Value::Object{
         {"type", "array"}, {"minItems", i + 1}, {"prefixItems", Value(std::move(before))}});
   }
   if (rest != nullptr && !(rest->is_bool() && rest->as_bool())) {
-    std::optional<Value> negation = this->schema(*rest, depth + 1);
-    if (!negation) return false;
-    if (negation->is_bool() && negation->as_bool())
+    std::optional<Value> negation = inner(*rest, depth);
+    if (negation && negation->is_bool() && negation->as_bool())
       out.push_back(of_type("array", "minItems", Value(listed + 1)));
-    else if (listed == 0)
+    else if (negation && listed == 0)
       out.push_back(of_type("array", "contains", std::move(*negation)));
     else
-      return false;
+      left_out_ = true;
   }
-  const Value* wanted = schema.find("contains");
-  if (wanted == nullptr) return true;
-  std::optional<Value> negation = this->schema(*wanted, depth + 1);
-  if (!negation || schema.has("minContains") || schema.has("maxContains")) return false;
-  out.push_back(of_type("array", "items", std::move(*negation)));
-  return true;
+  if (wanted == nullptr) return;
+  std::optional<Value> negation = inner(*wanted, depth);
+  if (negation && !schema.has("minContains") && !schema.has("maxContains"))
+    out.push_back(of_type("array", "items", std::move(*negation)));
+  else
+    left_out_ = true;
 }
 
 bool Negator::keyword(const std::string& key, const Value& value, Negations& out, int depth) {
-  for (const char* of_items : {"prefixItems", "items", "additionalItems", "contains"})
-    if (key == of_items) return true;  // items()
+  for (const char* elsewhere :
+       {"prefixItems", "items", "additionalItems", "contains", "additionalProperties"})
+    if (key == elsewhere) return true;  // items(), other_members()
   if (key == "$ref" && value.is_string()) {
     const Value* target = find_(value.as_string());
-    return target != nullptr && add(out, *target, depth);
+    if (target != nullptr) add(out, *target, depth);
+    return target != nullptr;
   }
   if (is_annotation(key)) return true;
   if (key == "type") {
@@ -197,14 +253,18 @@ bool Negator::keyword(const std::string& key, const Value& value, Negations& out
     }
     return true;
   }
-  if (key == "properties" && value.is_object()) return members(value, out, depth);
-  if (key == "allOf" && value.is_array())
-    return std::all_of(value.as_array().begin(), value.as_array().end(),
-                       [&](const Value& part) { return add(out, part, depth); });
+  if (key == "properties" && value.is_object()) {
+    members(value, out, depth);
+    return true;
+  }
+  if (key == "allOf" && value.is_array()) {
+    for (const Value& part : value.as_array()) add(out, part, depth);
+    return true;
+  }
   if (key == "anyOf" && value.is_array()) {
     Negations parts;
-    for (const Value& part : value.as_array())
-      if (!add(parts, part, depth)) return false;
+    for (const Value& part : value.as_array()) add(parts, part, depth);
+    if (parts.size() < value.size()) return false;
     out.push_back(only("allOf", Value(Value::Array(parts.begin(), parts.end()))));
     return true;
   }
@@ -257,7 +317,14 @@ bool is_plain_negation(const Value& excluded) {
 }
 
 std::optional<Value> negated_schema(const Value& schema, const FindSchema& find) {
-  return Negator(find).schema(schema);
+  Negator negator(find, {}, false);
+  std::optional<Value> out = negator.schema(schema);
+  return negator.left_out() ? std::nullopt : out;
+}
+
+std::optional<Value> excluding_schema(const Value& schema, const FindSchema& find,
+                                      std::vector<std::string> names) {
+  return Negator(find, std::move(names), true).schema(schema);
 }
 
 std::vector<Derived> derived_schemas(const Value& schema, const FindSchema& find,

@@ -17,6 +17,11 @@ using FindSchema = std::function<const Value*(const std::string& ref)>;
 // grammar holds to.
 std::optional<Value> negated_schema(const Value& schema, const FindSchema& find);
 
+// A schema for some of the values that are not valid under `schema`, by those of its keywords that
+// are easily negated; nullopt: there are none. `names`: members that a value may have.
+std::optional<Value> excluding_schema(const Value& schema, const FindSchema& find,
+                                      std::vector<std::string> names);
+
 // Takes back that members may be added which the schema does not name.
 void close_members(Value& derived);
 

@@ -51,9 +51,8 @@ std::string format_regex(const std::string& name) {
                            "-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-"
                            "9]|30)|02-(0[1-9]|1[0-9]|2[0-8])))|(" +
                            leap + "-02-29))";
-  const std::string time =
-      "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-"
-      "9]))";
+  const std::string local = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?";
+  const std::string time = "(" + local + "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
   const std::string octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
   const std::string label = "[a-zA-Z0-9]{1,20}(-[a-zA-Z0-9]{1,18}){0,2}";
   const std::string host = "(" + label + "(\\." + label + "){0,3})";
@@ -61,6 +60,10 @@ std::string format_regex(const std::string& name) {
   const std::string ipv6 = "((" + h16 + ":){7}" + h16 + "|(" + h16 + ":){1,6}:" + h16 + "|(" + h16 +
                            ":){1,5}(:" + h16 + "){2}|(" + h16 + ":){1,4}(:" + h16 +
                            "){3}|::|::" + h16 + "(:" + h16 + "){0,6})";
+  const std::string ipv4 = octet + "(\\." + octet + "){3}";
+  const std::string width4 = "/([12]?[0-9]|3[0-2])", width6 = "/([1-9]?[0-9]|1[01][0-9]|12[0-8])";
+  const std::string number = "(0|[1-9][0-9]*)";
+  const std::string label_of = "(" + number + "|[0-9]*[A-Za-z-][0-9A-Za-z-]*)";
   const std::string pchar = "([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
   const std::string path = "(/" + pchar + "*)*";
   const std::string tail = "(\\?(" + pchar + "|[/?])*)?(#(" + pchar + "|[/?])*)?";
@@ -79,9 +82,9 @@ std::string format_regex(const std::string& name) {
        "W)"},
       {"email", "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+){0,7}@" + host},
       {"hostname", host},
-      {"ipv4", octet + "(\\." + octet + "){3}"},
+      {"ipv4", ipv4},
       {"ipv6", ipv6},
-      {"ipvanyaddress", "(" + octet + "(\\." + octet + "){3}|" + ipv6 + ")"},
+      {"ipvanyaddress", "(" + ipv4 + "|" + ipv6 + ")"},
       {"uuid", "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
       {"uuid1", uuid("1")},
       {"uuid3", uuid("3")},
@@ -91,13 +94,51 @@ std::string format_regex(const std::string& name) {
       {"uri-reference", "(" + uri + "|(/" + pchar + "+)*/?" + tail + ")"},
       {"json-pointer", "(/([^/~]|~[01])*)*"},
       {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)"},
+      // OpenAPI's registry
+      {"date-time-local", date + "T" + local},
+      {"time-local", local},
+      // pydantic and zod
+      {"uuid6", uuid("6")},
+      {"uuid7", uuid("7")},
+      {"uuid8", uuid("8")},
+      {"cidrv4", ipv4 + width4},
+      {"cidrv6", ipv6 + width6},
+      {"cidr", "(" + ipv4 + width4 + "|" + ipv6 + width6 + ")"},
+      {"ipv4network", ipv4 + "/32"},
+      {"ipv6network", ipv6 + "/128"},
+      {"ipvanynetwork", "(" + ipv4 + "/32|" + ipv6 + "/128)"},
+      {"e164", "\\+[1-9][0-9]{6,14}"},
+      {"mac", "([0-9A-F]{2}:){5}[0-9A-F]{2}"},
+      {"nanoid", "[A-Za-z0-9_-]{21}"},
+      {"cuid", "c[0-9a-z]{24}"},
+      {"cuid2", "[a-z][0-9a-z]{23}"},
+      {"ulid", "[0-7][0-9A-HJKMNP-TV-Z]{25}"},
+      {"xid", "[0-9a-v]{20}"},
+      {"ksuid", "[A-Za-z0-9]{27}"},
+      {"semver", number + "\\." + number + "\\." + number + "(-" + label_of + "(\\." + label_of +
+                     ")*)?(\\+[0-9A-Za-z-]+(\\.[0-9A-Za-z-]+)*)?"},
+      {"objectid", "[0-9a-f]{24}"},
   };
-  std::string key = name == "idn-email"       ? "email"
-                    : name == "idn-hostname"  ? "hostname"
-                    : name == "iri"           ? "uri"
-                    : name == "url"           ? "uri"
-                    : name == "iri-reference" ? "uri-reference"
-                                              : name;
+  // The same under other names, or where all of one is valid under the other.
+  const std::map<std::string, std::string> same = {
+      {"idn-email", "email"},
+      {"name-email", "email"},
+      {"idn-hostname", "hostname"},
+      {"host-name", "hostname"},
+      {"iri", "uri"},
+      {"url", "uri"},
+      {"multi-host-uri", "uri"},
+      {"iri-reference", "uri-reference"},
+      {"datetime", "date-time"},
+      {"guid", "uuid"},
+      {"ip-address", "ipv4"},
+      {"ipv4interface", "cidrv4"},
+      {"ipv6interface", "cidrv6"},
+      {"ipvanyinterface", "cidr"},
+      {"mongoId", "objectid"},
+  };
+  auto alias = same.find(name);
+  const std::string& key = alias == same.end() ? name : alias->second;
   auto it = known.find(key);
   return it == known.end() ? std::string() : it->second;
 }
@@ -105,11 +146,9 @@ std::string format_regex(const std::string& name) {
 }  // namespace
 
 const char* format_names() {
-  return "date-time, date, time, duration, email, idn-email, hostname, idn-hostname, ipv4, ipv6, "
-         "ipvanyaddress, uuid, uuid1, uuid3, uuid4, uuid5, uri, url, uri-reference, iri, "
-         "iri-reference, uri-template, json-pointer, relative-json-pointer, regex, byte, "
-         "base64url, "
-         "binary, path and password";
+  return "date-time, date, time, duration, email, hostname, ipv4, ipv6, uuid, uri, uri-reference, "
+         "uri-template, json-pointer, relative-json-pointer, regex, and those of OpenAPI, pydantic "
+         "and zod that docs/structured.md lists";
 }
 
 namespace {
@@ -137,13 +176,17 @@ const CharFsm* named_fsm(const std::string& name, const std::string& regex) {
 }  // namespace
 
 const CharFsm* format_fsm(const std::string& name) {
-  if (name == "byte") return encoding_fsm("base64");
+  if (name == "byte" || name == "base64") return encoding_fsm("base64");
   if (name == "base64url") return encoding_fsm(name);
   return named_fsm(name, format_regex(name));
 }
 
 bool is_hint_format(std::string_view name) {
-  return name == "password" || name == "binary" || name == "path";
+  for (std::string_view known :
+       {"password", "binary", "path", "file-path", "directory-path", "html", "markdown",
+        "commonmark", "text", "textarea", "string", "code"})
+    if (name == known) return true;
+  return false;
 }
 
 const CharFsm* encoding_fsm(const std::string& name) {

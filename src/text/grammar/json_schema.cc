@@ -11,13 +11,20 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
-constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
-constexpr size_t kMaxTogether = 5;           // alternatives of anyOf, where each set of them counts
-constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
+constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
+constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
+constexpr size_t kMaxTogether = 5;         // alternatives of anyOf, where each set of them counts
+constexpr uint32_t kMaxLength = 100'000;   // characters that are counted
+const Value kFalse(false);
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
+constexpr size_t kFsmStatesForLengths = 8000;
+constexpr size_t kSharedStates = 100;  // strings with more than these are one rule for all schemas
+constexpr uint32_t kShortest = 16;     // a maxLength that is lowered is not below this
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
-    {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}}};
+    {"int8", {INT8_MIN, INT8_MAX}},    {"int16", {INT16_MIN, INT16_MAX}},
+    {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}},
+    {"uint8", {0, UINT8_MAX}},         {"uint16", {0, UINT16_MAX}},
+    {"uint32", {0, UINT32_MAX}},       {"uint64", {0, INT64_MAX}}};
 
 }  // namespace
 
@@ -122,22 +129,30 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
   return ir_.alt(std::move(exprs));
 }
 
-// Where two alternatives may both hold, each also excludes the other.
+// Where two alternatives may both hold, each also excludes the other, or more if that cannot be
+// written as a schema.
 void SchemaCompiler::make_exclusive(std::vector<Conjunction>& parts,
                                     const std::vector<const Value*>& schemas, const SchemaRef& s) {
   if (parts.size() > kMaxExclusive) schema_error(s.path, "oneOf", "has too many alternatives");
   const std::vector<Conjunction> before = parts;
+  std::pair<size_t, size_t> unclear;
   for (size_t i = 0; i < parts.size(); ++i)
     for (size_t k = 0; k < parts.size(); ++k) {
       if (i == k || document_.disjoint(before[i], before[k])) continue;
       const Value* negation = document_.negation(*schemas[k], document_.closed(before[i]));
-      if (negation == nullptr)
-        schema_error(s.path, "oneOf",
-                     fmt::format("alternatives {} and {} may both hold; give them different types, "
-                                 "or a required property with different constants, or use anyOf",
-                                 std::min(i, k), std::max(i, k)));
-      document_.add(parts[i], *negation, s.path + "/oneOf");
+      if (negation == nullptr) {
+        unclear = {std::min(i, k), std::max(i, k)};
+        negation = document_.exclusion(*schemas[k], before[i]);
+      }
+      document_.add(parts[i], negation ? *negation : kFalse, s.path + "/oneOf");
     }
+  if (unclear.second == 0) return;
+  std::erase_if(parts, [&](const Conjunction& part) { return document_.types(part) == 0; });
+  if (parts.empty())
+    schema_error(s.path, "oneOf",
+                 fmt::format("alternatives {} and {} may both hold; give them different types, "
+                             "or a required property with different constants, or use anyOf",
+                             unclear.first, unclear.second));
 }
 
 ExprId SchemaCompiler::of_types(const Conjunction& all) {
@@ -246,26 +261,48 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
   return any;
 }
 
+// Every length is a state. Where that is too much, the strings are shorter than they might be.
+CharFsm SchemaCompiler::of_length(const CharFsm& fsm, uint32_t min, uint32_t max,
+                                  const std::string& path) {
+  const auto fewer = static_cast<uint32_t>(kFsmStatesForLengths / std::max<size_t>(1, fsm.size()));
+  for (uint32_t most : {max, std::max(fewer, kShortest)}) {
+    if (most > max || most < min) continue;
+    try {
+      return intersect(fsm, fsm_of_length(min, most));
+    } catch (const Error&) {
+      if (most != max) break;
+    }
+  }
+  schema_error(path, "", "pattern or format together with minLength or maxLength is too large");
+}
+
 ExprId SchemaCompiler::string(const Conjunction& all) {
   auto [min, max] = limits(all, "minLength", "maxLength");
   if (min > max) return never(all, {"minLength"}, "is above maxLength");
   if (max >= kNoLength) max = kUnbounded;
-  if (max != kUnbounded && max > kMaxLength)
-    for (const SchemaRef& s : all.schemas)
-      if (s.schema->has("maxLength"))
-        schema_error(s.path, "maxLength", fmt::format("is only supported up to {}", kMaxLength));
+  for (const SchemaRef& s : all.schemas)
+    if (min > kMaxLength && s.schema->has("minLength"))
+      schema_error(s.path, "minLength", fmt::format("is only supported up to {}", kMaxLength));
+  if (max != kUnbounded) max = std::min(max, kMaxLength);
+  std::string key;
+  for (const SchemaRef& s : all.schemas)
+    for (const char* keyword :
+         {"pattern", "format", "contentEncoding", "not", "minLength", "maxLength"})
+      if (const Value* v = s.find(keyword)) key += fmt::format("{} {}\n", keyword, dump_json(*v));
+  if (auto it = strings_.find(key); it != strings_.end()) return ir_.ref(it->second);
   CharFsm fsm;
   if (string_fsm(all, fsm)) {
-    try {
-      if (min > 0 || max != kUnbounded) fsm = intersect(fsm, fsm_of_length(min, max));
-    } catch (const Error&) {
-      schema_error(all.schemas[0].path, "",
-                   "pattern or format together with minLength or maxLength is too large");
-    }
+    if (min > 0 || max != kUnbounded) fsm = of_length(fsm, min, max, all.schemas[0].path);
     if (is_empty(fsm))
       return never(all, {"pattern", "format", "contentEncoding", "not"},
                    "no string is valid under it and the other keywords");
-    return ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+    const bool large = fsm.size() > kSharedStates;
+    ExprId expr = ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+    if (!large) return expr;
+    RuleId rule = ir_.add_rule(all.schemas[0].path);
+    ir_.define(rule, expr);
+    strings_.emplace(std::move(key), rule);
+    return ir_.ref(rule);
   }
   if (min == 0 && max == kUnbounded) return rules_.string();
   return rules_.string(min, max);

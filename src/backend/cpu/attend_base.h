@@ -1,0 +1,64 @@
+#pragma once
+// The attributes, planes and extents of a call of attend or attend_chunk.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/kernels.h"
+#include "base/error.h"
+#include "ops/attend.h"
+
+namespace tokamak::cpu {
+
+class AttendBase : public CpuOp {
+ public:
+  explicit AttendBase(const OpSite& site) : kv_(&site.kv.state(site.in[kState].index)) {
+    for (const std::string& name : attend_key_planes(site.attrs))
+      keys_.push_back(&kv_->plane(name));
+    value_ = &kv_->plane(attend_value_plane(site.attrs));
+    scale_ = static_cast<float>(site.attrs.at("scale").as_double());
+    softcap_ = static_cast<float>(site.attrs.get_double("softcap", 0));
+    window_ = site.attrs.get_int("window", 0);
+    chunk_ = site.attrs.get_int("chunk", 0);
+    heads_ = site.in[kQuery].dims[1];
+    d_ = site.in[kQuery].dims[2];
+    kv_heads_ = keys_[0]->heads;
+    int64_t width = 0;
+    for (const KvPlane* k : keys_) width += k->width;
+    bool same_heads = value_->heads == kv_heads_;
+    for (const KvPlane* k : keys_) same_heads = same_heads && k->heads == kv_heads_;
+    if (!same_heads || width != d_ || kv_heads_ == 0 || heads_ % kv_heads_ != 0)
+      fail(ErrorCode::kUnsupported,
+           "{}: the cpu backend needs keys and values with the same kv heads", site.label);
+    group_ = heads_ / kv_heads_;
+    tile_rows_ = std::max<int64_t>(1, kColumns / group_);
+    columns_ = (tile_rows_ * group_ + kTile - 1) / kTile * kTile;
+    if (site.attrs.get_int("sinks", 0) != 0) sinks_ = static_cast<int>(site.in.size()) - 1;
+    has_mask_ = static_cast<int>(site.in.size()) - (sinks_ > 0 ? 1 : 0) > kMask;
+  }
+
+ protected:
+  enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
+  static constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
+
+  bool limited() const { return window_ > 0 || chunk_ > 0; }
+  // Whether the window or chunk of a row at `pos` has the key.
+  bool near(int64_t pos, int64_t key) const {
+    return window_ > 0 ? pos - key < window_ : chunk_ == 0 || pos / chunk_ == key / chunk_;
+  }
+
+  // One panel as f32, and a second one where values are stored as keys are.
+  int64_t panel_floats() const {
+    return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);
+  }
+
+  const KvState* kv_;
+  std::vector<const KvPlane*> keys_;
+  const KvPlane* value_ = nullptr;
+  float scale_, softcap_;
+  int64_t window_, chunk_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
+  bool has_mask_;
+  int sinks_ = 0;  // the operand; 0: none
+};
+
+}  // namespace tokamak::cpu
