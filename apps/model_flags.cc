@@ -1,11 +1,26 @@
 #include "apps/model_flags.h"
 
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
 #include "apps/model_store.h"
 #include "apps/terminal.h"
 #include "base/file.h"
 
 namespace tokamak {
 namespace {
+
+// The parser takes a number that is too large for the largest one, and a negative one as well.
+std::string check_seed(const std::string& text) {
+  errno = 0;
+  std::strtoull(text.c_str(), nullptr, 0);
+  if (errno == 0 && !text.starts_with('-')) return "";
+  return fmt::format("{}: a seed is a whole number from 0 to {}", text, UINT64_MAX);
+}
 
 void add_compile_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option(
@@ -53,7 +68,9 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--threads", options.threads, "threads of the cpu backend (default: all cores)");
   verb.add_option("--context", options.context,
                   "longest sequence in tokens (default: the model's, at most 8192)");
-  verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
+  verb.add_option("--seed", options.seed, "seed of the sampling noise")
+      ->capture_default_str()
+      ->check(check_seed);
   verb.add_option(
       "--activations", options.activations,
       "auto (default): int8 activations for quantised weights and, on CPUs that multiply bf16, "

@@ -6,9 +6,9 @@
 
 A few streams decode; when their pace is known, a prompt that is not in the cache arrives. For every target of the time per output token
 (`serve --tpot-target`, in ms, or 2x: twice the pace of the streams) and every prompt the table has the median gap between two tokens of
-a stream before the prompt, the gaps while it was computed (median, 90th percentile, worst), the worst gap divided by the median before and by what
-the target allows (the target, or two steps without prompts where those are longer), and the time to the prompt's first token. All times are
-measured at the client.
+a stream before the prompt and after it (streams grow meanwhile, and their steps with them), the gaps while it was computed (median, 90th and
+99th percentile, worst), the worst gap divided by the median before, by the longer median of before and after, and by what the target allows (the target, or two steps without prompts where
+those are longer), and the time to the prompt's first token. All times are measured at the client.
 
 A prompt of 0 tokens is none: the gaps of --quiet seconds in which nothing but the streams runs, which is what the machine itself adds.
 """
@@ -107,17 +107,19 @@ def measure_one(args, server, target, size, rng):
         prompt = client.open(server, ids(size), 1, progress=True)
         client.run(lambda: prompt.done)
         end, chunks = prompt.times[-1], steps(prompt)
-        client.wait(0.1)
     else:
         client.wait(args.quiet)
         end = time.perf_counter()
+    client.wait(args.settle)
     if any(s.done for s in running):
         sys.exit("the streams ended before the prompt")
     during = sorted(gaps(running, start, end + 0.05))
     client.close()
+    after = statistics.median(gaps(running, end + 0.1, time.perf_counter()))
     share = lambda part: during[int(part * (len(during) - 1))]
-    return {"target_ms": target, "prompt": size, "before_ms": before, "median_ms": statistics.median(during), "p90_ms": share(0.9),
+    return {"target_ms": target, "prompt": size, "before_ms": before, "after_ms": after, "median_ms": statistics.median(during), "p90_ms": share(0.9),
             "p99_ms": share(0.99), "worst_ms": during[-1], "worst_by_before": during[-1] / before,
+            "worst_by_alone": during[-1] / max(before, after),
             "worst_by_allowed": during[-1] / max(target, 2 * before), "ttft_ms": 1e3 * (end - start), "steps": chunks}
 
 

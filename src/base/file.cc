@@ -61,10 +61,14 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
 
 void write_text_file(const std::filesystem::path& path, std::string_view text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  const bool opened = out.is_open();
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   out.flush();
-  if (!out)
-    fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), std::strerror(errno));
+  if (out) return;
+  const int error = errno;
+  std::error_code ec;  // part of a text is not left where the whole is expected
+  if (opened && std::filesystem::is_regular_file(path, ec)) std::filesystem::remove(path, ec);
+  fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), std::strerror(error));
 }
 
 void replace_file(const std::filesystem::path& path, std::string_view content) {

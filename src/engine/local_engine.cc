@@ -132,14 +132,35 @@ void LocalEngine::on_slots(std::function<void()> job) {
   if (!between_steps(std::move(job))) fail(ErrorCode::kUnavailable, "the engine has stopped");
 }
 
+// Each piece is copied between two steps. The blocks are given back even if that fails.
+void LocalEngine::copy_slot(SlotCopy& copy, const std::function<bool()>& piece) {
+  try {
+    for (bool more = true; more;) on_slots([&] { more = piece(); });
+  } catch (...) {
+    between_steps([&] { Slots::end(copy, core_.kv()); });
+    throw;
+  }
+}
+
 SavedPrefix LocalEngine::save_slot(int32_t slot, const std::string& salt) {
+  SlotCopy copy;
+  on_slots([&] { copy = core_.slots().begin_save(slot, salt, core_.kv(), *executable_); });
   SavedPrefix saved;
-  on_slots([&] { saved = core_.slots().save(slot, salt, core_.kv(), *executable_); });
+  saved.blocks.resize(copy.bytes);
+  copy_slot(copy, [&] { return Slots::save_some(copy, *executable_, saved.blocks); });
+  on_slots([&] { Slots::end(copy, core_.kv()); });
+  saved.ids = std::move(copy.ids);
   return saved;
 }
 
 void LocalEngine::restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) {
-  on_slots([&] { core_.slots().restore(slot, salt, saved, core_.kv(), *executable_); });
+  SlotCopy copy;
+  on_slots([&] { copy = Slots::begin_restore(salt, saved, core_.kv(), *executable_); });
+  copy_slot(copy, [&] { return Slots::restore_some(copy, *executable_, saved.blocks); });
+  on_slots([&] {
+    core_.slots().note_restored(slot, salt, copy, core_.kv());
+    Slots::end(copy, core_.kv());
+  });
 }
 
 int64_t LocalEngine::erase_slot(int32_t slot, const std::string& salt) {

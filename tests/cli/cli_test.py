@@ -70,6 +70,8 @@ class Help(unittest.TestCase):
                                   ("--kv-dtype", "f12", 'kv_dtype "f12" is unknown; use f16, f32, int8'),
                                   ("--buckets", "0,8", "a bucket is 0, but must be from 1 to 1048576"),
                                   ("--gpu-memory-utilization", "2", "gpu_memory_utilization is 2, but must be from 0 to 1"),
+                                  ("--seed", "18446744073709551616", "18446744073709551616: a seed is a whole number from 0 to 18446744073709551615"),
+                                  ("--seed", "-1", "-1: a seed is a whole number from 0 to 18446744073709551615"),
                                   ("--speculate", "magic", 'the method "magic" is unknown')):
             done = run("run", LLAMA, "x", flag, value)
             self.assertEqual(done.returncode, 2)

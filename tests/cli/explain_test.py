@@ -5,10 +5,11 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import tempfile
 import unittest
 
-from tokamak import TINY, run, run_json
+from tokamak import BINARY, TINY, run, run_json
 
 CHROMIUM = os.environ.get("TOKAMAK_CHROMIUM") or shutil.which("chromium") or ""
 try:
@@ -40,6 +41,15 @@ class Explain(unittest.TestCase):
         self.assertRegex(done.stdout, r"counted (\d+) bytes, predicted \1: equal")
         # Layers are folded: none is printed by its number.
         self.assertNotRegex(done.stdout, r"blk\.\d")
+
+    def test_nothing_is_left_of_a_page_that_cannot_be_written(self):
+        page = pathlib.Path(self.folder.name) / "cut.html"
+        limited = "trap '' XFSZ; ulimit -f 8; exec \"$@\""  # files of at most 8 KiB, as on a disk that is full
+        done = subprocess.run(["bash", "-c", limited, "bash", BINARY, "explain", TINY / "llama.gguf", "--no-compile-cache", "--html", page],
+                              capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("cut.html: File too large", done.stderr)
+        self.assertFalse(page.exists())
 
     def test_report(self):
         r = self.report

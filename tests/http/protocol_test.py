@@ -111,6 +111,21 @@ class Protocol(unittest.TestCase):
         status, _, answer = parse(self.server.raw(data + pieces))
         self.assertEqual((status, json.loads(answer)["choices"][0]["text"]), (200, "chunky"))
 
+    def test_a_rejected_request_may_be_sent_to_its_end(self):
+        size = 40_000_000
+        with self.server.connect() as s:
+            s.sendall(encode("POST", "/v1/completions", headers={"Content-Length": size}))
+            for _ in range(size // 1_000_000):
+                s.sendall(bytes(1_000_000))
+            self.assertEqual(read_response(s)[0], 413)
+        # Also by a client that takes longer for it than the server waits for one that sends nothing.
+        with self.server.connect() as s:
+            s.sendall(encode("POST", "/v1/completions", headers={"Content-Length": size}))
+            for _ in range(25):
+                s.sendall(bytes(1000))
+                time.sleep(0.1)
+            self.assertEqual(read_response(s)[0], 413)
+
     def test_limits(self):
         self.assert_error(self.server.request("GET", "/health", headers={"X-Big": "x" * 20000}), 431)
         self.assert_error(self.server.request("GET", "/" + "a" * 20000), 431)

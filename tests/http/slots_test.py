@@ -1,4 +1,5 @@
 """llama.cpp's fields and routes that need a real engine: slots that are saved to files, min_keep, a vector of each token."""
+import concurrent.futures
 import json
 import pathlib
 import sys
@@ -37,6 +38,20 @@ class Slots(unittest.TestCase):
             warm = self.ask(s, prompt=longer)
             self.assertGreaterEqual(warm[1], 48)
             self.assertEqual(self.ask(s, prompt=longer, cache_prompt=False)[:2], (warm[0], 0))
+
+    def test_answers_go_on_while_slots_are_copied(self):
+        prompts = [[3 + (7 + i) * j % 60 for j in range(300)] for i in range(3)]  # each has more blocks than are copied at once
+        with Serve(LLAMA, "--slot-save-path", self.folder, "--kv-blocks", "160", "--context", "512") as s:
+            texts = [self.ask(s, prompt=p, id_slot=i)[0] for i, p in enumerate(prompts)]
+            with concurrent.futures.ThreadPoolExecutor(5) as pool:
+                answers = [pool.submit(self.ask, s, prompt=p) for _ in range(6) for p in prompts]
+                for i in range(6):
+                    saved = s.post("/slots/0?action=save", filename="busy.bin")[2]
+                    self.assertEqual(s.post("/slots/1?action=restore", filename="busy.bin")[2]["n_restored"], saved["n_saved"])
+                for i, answer in enumerate(answers):
+                    self.assertEqual(answer.result()[0], texts[i % 3])
+            self.assertEqual(s.post("/slots/0?action=save", filename="busy.bin")[2]["n_saved"], 304)
+            self.assertEqual(s.metric("tokamak_kv_blocks_used"), 0)
 
     def test_erase_forgets_what_no_other_text_shares(self):
         with Serve(*self.flags) as s:

@@ -224,8 +224,18 @@ TEST(Server, SaysWhenThePortIsTaken) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("already in use"), std::string::npos);
   }
-  options.host = "not a host name";
-  EXPECT_THROW(Server{options}, Error);
+  for (const char* host : {"not a host name", "[127.0.0.1", "[]"}) {
+    options.host = host;
+    EXPECT_THROW(Server{options}, Error) << host;
+  }
+}
+
+TEST(Server, AddressesMayHaveBrackets) {
+  ServerOptions options = free_port(1);
+  options.host = "[127.0.0.1]";  // IPv6 is not everywhere
+  Server server(options);
+  server.start({});
+  EXPECT_NE(server.port(), 0);
 }
 
 TEST(Server, StartsAndStopsManyTimes) {

@@ -93,7 +93,9 @@ void Server::Impl::bind() {
   if (options.listener >= 0) return take_listener(options.listener);
   SystemError ec;
   tcp::resolver resolver(io);
-  auto found = resolver.resolve(options.host, std::to_string(options.port),
+  std::string host = options.host;
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  auto found = resolver.resolve(host, std::to_string(options.port),
                                 tcp::resolver::passive | tcp::resolver::numeric_service, ec);
   if (ec || found.empty())
     fail(ErrorCode::kInvalidArgument, "--host {}: no such address ({})", options.host,

@@ -17,8 +17,9 @@ namespace beast = boost::beast;
 using Error = beast::error_code;
 
 constexpr size_t kPipelined = 64 << 10;  // bytes of later requests buffered while one is answered
-constexpr size_t kMaxDiscard =
-    4 << 20;  // bytes of a rejected request read before the connection is closed
+// What is read of a rejected request before the connection is closed.
+constexpr size_t kMaxDiscard = 1 << 30;
+constexpr std::chrono::seconds kMaxLinger{30}, kLingerPause{2};
 constexpr std::chrono::milliseconds kHandshakeTime{10'000};
 constexpr std::chrono::milliseconds kProbeTime{5000};  // for a request above the connection limit
 
@@ -154,6 +155,8 @@ void Session::on_read(Error ec, size_t bytes) {
   if (phase_ == Phase::kLinger) {
     discarded_ += bytes;
     if (discarded_ > kMaxDiscard) return die();
+    if (!shared_->stopping)
+      deadline_ = std::min(linger_end_, Timer::clock_type::now() + kLingerPause);
   } else {
     input_.append(chunk_.data(), bytes);
     if (phase_ == Phase::kReading || frames_ != nullptr) parse();
@@ -326,12 +329,14 @@ void Session::end_turn() {
   read_more();
 }
 
-// Closing with unread bytes would reset the connection and could lose the answer in transit.
+// Closing with unread bytes would reset the connection and could lose the answer in transit. Most
+// clients read it only when all of their request is sent.
 void Session::linger() {
   phase_ = Phase::kLinger;
   input_.clear();
   if (Error ec = stream_.end_output([self = shared_from_this()] {}); ec) return die();
-  set_deadline(std::chrono::seconds(2));
+  linger_end_ = Timer::clock_type::now() + kMaxLinger;
+  set_deadline(kLingerPause);
   read_more();
 }
 

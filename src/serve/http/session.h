@@ -157,6 +157,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Turn::Taken taken_;
 
   TimePoint deadline_ = TimePoint::max(), next_ping_ = TimePoint::max(), armed_ = TimePoint::max();
+  TimePoint linger_end_ = TimePoint::max();
   bool timer_pending_ = false;
 };
 
