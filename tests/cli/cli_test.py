@@ -69,6 +69,9 @@ class Help(unittest.TestCase):
                                   ("--shapes", "round", 'shapes "round" is unknown; use auto, dynamic, buckets, fixed'),
                                   ("--kv-dtype", "f12", 'kv_dtype "f12" is unknown; use f16, f32, int8'),
                                   ("--buckets", "0,8", "a bucket is 0, but must be from 1 to 1048576"),
+                                  ("--buckets", "8", "buckets have no effect without shapes buckets or fixed"),
+                                  ("--system", "Be brief.", "--system requires --chat"),
+                                  ("--chat-template", __file__, "--chat-template requires --chat"),
                                   ("--gpu-memory-utilization", "2", "gpu_memory_utilization is 2, but must be from 0 to 1"),
                                   ("--speculate", "magic", 'the method "magic" is unknown')):
             done = run("run", LLAMA, "x", flag, value)
