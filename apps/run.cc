@@ -100,6 +100,11 @@ void run(RunFlags& f) {
     print_json(r, t);
   else
     print_summary(r, t);
+  if (!f.json && !f.chat && r.text.empty() && r.finish == FinishReason::kStop &&
+      f.generate.stop.empty() && model.info().has_chat_template)
+    fmt::print(stderr,
+               "note: the model ended the text at once; --chat wraps the prompt in its chat "
+               "template\n");
   if (r.finish == FinishReason::kCancelled) end_by_interrupt();
 }
 
@@ -112,8 +117,9 @@ void add_run_verb(CLI::App& app) {
   add_model_argument(*verb, flags->model);
   verb->add_option("PROMPT", flags->prompt, "the text to continue; - reads standard input")
       ->required();
-  verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
-  verb->add_option("--system", flags->system, "system message, with --chat");
+  CLI::Option* chat =
+      verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
+  verb->add_option("--system", flags->system, "system message")->needs(chat);
   verb->add_option("--max-tokens,-n", flags->generate.max_tokens,
                    "maximum length of the answer in tokens; it also ends when the context is full")
       ->check(CLI::Range(0, 1 << 24))
@@ -129,6 +135,8 @@ void add_run_verb(CLI::App& app) {
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);
+  for (const char* name : {"--template-name", "--chat-template"})
+    verb->get_option(name)->needs(chat);
   add_lora_flag(*verb, flags->model, flags->generate);
   add_speculative_flags(*verb, flags->model);
   verb->footer(

@@ -129,6 +129,14 @@ uint64_t file_bytes(const std::filesystem::path& path) {
   return sum;
 }
 
+// Clients choose by name.
+template <typename M>
+void check_unused(const std::string& name, const std::vector<M>& models) {
+  if (std::any_of(models.begin(), models.end(), [&](const M& m) { return m.name == name; }))
+    fail(ErrorCode::kInvalidArgument,
+         "two models have the name '{}': give each one with --served-model-name", name);
+}
+
 // Names come from the paths: a model's own is not known before it is loaded. The first is loaded
 // now.
 std::vector<ModelEntry> entries_on_demand(const ServeFlags& flags) {
@@ -151,10 +159,7 @@ std::vector<ModelEntry> entries_on_demand(const ServeFlags& flags) {
       model.owner = std::move(loaded);
       return model;
     };
-    if (std::any_of(entries.begin(), entries.end(),
-                    [&](const ModelEntry& other) { return other.name == entry.name; }))
-      fail(ErrorCode::kInvalidArgument,
-           "two models have the name '{}': give each one with --served-model-name", entry.name);
+    check_unused(entry.name, entries);
     entries.push_back(std::move(entry));
   }
   auto first = std::make_shared<ServedModel>(entries[0].load());
@@ -237,7 +242,9 @@ void serve(ServeFlags& flags) {
   std::vector<ServedModel> models;
   std::string names;
   for (size_t i = 0; i < loaded.size(); ++i) {
-    models.push_back(served(loaded[i], flags, i));
+    ServedModel model = served(loaded[i], flags, i);
+    check_unused(model.name, models);
+    models.push_back(std::move(model));
     names += (i > 0 ? ", " : "") + models.back().name;
   }
   for (const ModelEntry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;

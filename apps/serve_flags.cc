@@ -93,21 +93,25 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
-  verb.add_option("--batch-dir", flags.batches.folder,
-                  "folder for uploaded files and batches; enables /v1/files and /v1/batches");
+  CLI::Option* folder =
+      verb.add_option("--batch-dir", flags.batches.folder,
+                      "folder for uploaded files and batches; enables /v1/files and /v1/batches");
   verb.add_option("--batch-concurrency", flags.batches.concurrency,
                   "requests of batches that run at once")
       ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(folder);
   verb.add_option("--batch-retention", flags.batches.retention,
                   "seconds after which files and ended batches are deleted")
       ->check(CLI::Range(int64_t{60}, int64_t{1} << 40))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(folder);
   verb.add_option("--batch-max-files", flags.batches.max_files,
                   "maximum number of stored files, of all clients together; further uploads and "
                   "batches get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(folder);
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
   verb.add_option("--otlp-traces-endpoint", flags.trace_collector,
@@ -180,14 +184,16 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes");
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
                 "do not reuse the KV cache of common prefixes");
-  verb.add_flag("--context-shift", flags.context_shift,
-                "let answers outgrow the context: when it is full, half of the tokens after --keep "
-                "are dropped and the rest is computed again. Lossy: the model forgets what was "
-                "dropped");
+  CLI::Option* shift = verb.add_flag(
+      "--context-shift", flags.context_shift,
+      "let answers outgrow the context: when it is full, half of the tokens after --keep "
+      "are dropped and the rest is computed again. Lossy: the model forgets what was "
+      "dropped");
   verb.add_option("--keep", flags.keep,
                   "tokens at the beginning of a prompt that --context-shift keeps; -1 = all of it")
       ->check(CLI::Range(-1, INT32_MAX))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(shift);
   verb.add_option("--scheduler", flags.scheduler,
                   "which waiting request starts first: fcfs, priority, cache or fair")
       ->capture_default_str();

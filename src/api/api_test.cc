@@ -103,6 +103,8 @@ TEST(Api, OptionsAreNamedWithTheirRange) {
   EXPECT_EQ(message({.shapes = "round"}),
             "shapes \"round\" is unknown; use auto, dynamic, buckets, fixed");
   EXPECT_EQ(message({.buckets = {0, 8}}), "a bucket is 0, but must be from 1 to 1048576");
+  EXPECT_EQ(message({.shapes = "dynamic", .buckets = {8}}),
+            "buckets have no effect without shapes buckets or fixed");
   EXPECT_NE(message({.speculative = "magic"}).find("the method \"magic\" is unknown"),
             std::string::npos);
 }

@@ -62,6 +62,8 @@ void check_options(const OpenOptions& o) {
     if (size < 1 || size > int64_t{1} << 20)
       fail(ErrorCode::kInvalidArgument, "a bucket is {}, but must be from 1 to {}", size,
            int64_t{1} << 20);
+  if (!o.buckets.empty() && o.shapes != "buckets" && o.shapes != "fixed")
+    fail(ErrorCode::kInvalidArgument, "buckets have no effect without shapes buckets or fixed");
 }
 
 CompileOptions compile_options(const OpenOptions& o) {

@@ -11,7 +11,7 @@ import unittest
 import urllib.request
 from typing import Literal
 
-from tokamak import BINARY, run_json
+from tokamak import BINARY, run, run_json
 
 # The model's own template does not show tools.
 TOOL_TEMPLATE = """{% if tools %}<|im_start|>system
@@ -39,6 +39,13 @@ class RealModel(unittest.TestCase):
         out = run_json("run", MODEL, "What is the capital of France?", "--chat", "--temperature", "0", "--max-tokens", "40",
                        "--activations", "f32", "--json")
         self.assertEqual((out["text"], out["finish_reason"]), ("The capital of France is Paris.", "stop"))
+
+    def test_an_answer_that_ends_at_once_is_explained(self):
+        question = "What is the area of the triangle with the vertices (0, 0), (-1, 1) and (3, 3)?"
+        flags = ("--temperature", "0", "--max-tokens", "4")
+        raw, chat = run("run", MODEL, question, *flags), run("run", MODEL, question, *flags, "--chat")
+        self.assertEqual((raw.stdout, "--chat wraps the prompt" in raw.stderr), ("\n", True))
+        self.assertEqual((chat.stdout.startswith("The area"), "note:" in chat.stderr), (True, False))
 
     def test_int8_activations_cost_little(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -177,6 +177,8 @@ class Flags(unittest.TestCase):
                              (["--kv-cache-memory", "0.5K"], "a KV cache of 512 bytes"), (["--kv-cache-memory", "-1"], "-1 is not a size"),
                              (["--model-memory", "3 parsecs"], "3 parsecs is not a size"), (["--api-key", ""], "--api-key is empty"),
                              (["--served-model-name", ""], "--served-model-name is empty"),
+                             ([LLAMA], "two models have the name 'llama'"), (["--keep", "4"], "--keep requires --context-shift"),
+                             (["--batch-concurrency", "4"], "--batch-concurrency requires --batch-dir"),
                              (["--metrics-compat", "x"], "vllm"), (["--max-queue", "0"], "--max-queue")):
             done = subprocess.run([BINARY, "serve", LLAMA, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 2, (flags, done.stderr))
