@@ -61,7 +61,8 @@ void run_calibrate(const CalibrateFlags& f) {
 void add_calibrate_verb(CLI::App& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App* verb = app.add_subcommand(
-      "calibrate", "measure this machine (bandwidths, dot products, calls) and write a machine file");
+      "calibrate",
+      "measure this machine (bandwidths, dot products, calls) and write a machine file");
   verb->add_option(
       "-o,--out", flags->out,
       "file to write (default: standard output, and the cache folder, where models that are "

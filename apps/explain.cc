@@ -162,7 +162,8 @@ Value explain_report(const OpenOptions& model, const std::string& function) {
 void add_explain_verb(CLI::App& app) {
   auto flags = std::make_shared<ExplainFlags>();
   CLI::App* verb = app.add_subcommand(
-      "explain", "show what a model's plan does at one shape and why: kernels, fusion, memory, passes");
+      "explain",
+      "show what a model's plan does at one shape and why: kernels, fusion, memory, passes");
   add_model_argument(*verb, flags->model);
   verb->add_option("--fn", flags->fn, "step, decode or verify<k>")->capture_default_str();
   verb->add_option("--shape", flags->shape,
