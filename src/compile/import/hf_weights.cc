@@ -189,9 +189,8 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   if (config.architecture == "qwen3vlmoe") {  // transformers saves it as [out, in]
-    const TensorView* t = weights.find(source);
-    int64_t out = down ? config.hidden : 2 * config.experts.ffn;
-    transposed = !t || t->dims.size() != 3 || t->dims[1] != out;
+    const TensorView* t = weights.find(source.substr(0, source.rfind('.') + 1) + "down_proj");
+    transposed = !t || t->dims.size() != 3 || t->dims[1] != config.hidden;
   }
   std::vector<RecipeStep> steps;
   if (bias) {
