@@ -124,6 +124,7 @@ VARIANTS = {
     "gemma4_12b": ("gemma4_unified_text", {"head_dim": 256, "global_head_dim": 512, "sliding_window": 6, "layer_types": HALF_WINDOWS}),
     "falcon_h1": ("falcon_h1", {"mamba_n_heads": 8, "mamba_d_ssm": 128, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8,
                                 "ssm_multipliers": [0.7, 1.2, 0.8, 1.4, 0.9], "key_multiplier": 0.7}),
+    "solar_open": ("solar_open", {"head_dim": 16, "n_routed_experts": 6, "n_shared_experts": 1, "routed_scaling_factor": 1.5, **MOE}),
     "qwen3_vl_moe": ("qwen3_vl_moe_text", {"head_dim": 16, "num_experts": 6, **MOE}),
     # Not supported: one clear line each.
     "bloom": ("bloom", {"n_head": 4}),

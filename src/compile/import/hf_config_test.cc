@@ -353,6 +353,9 @@ TEST(HfConfig, SaysWhatIsWrongInGemmaAndFalcon) {
               HasSubstr("an object with full_attention"));
   EXPECT_THAT(error(config("gemma3_text", R"(,"rope_parameters":{"rope_theta":1000.0})")),
               HasSubstr("an object with full_attention and sliding_attention"));
+  EXPECT_THAT(
+      error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,"hidden_act":"relu")")),
+      HasSubstr("another activation than silu"));
   EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":3,"mamba_d_ssm":64)")),
               HasSubstr("mamba_d_head"));
   EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,

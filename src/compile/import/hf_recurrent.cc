@@ -20,6 +20,14 @@ void read_step_limit(const Fields& f, RecurrentConfig& r) {
   }
 }
 
+// What follows the convolution; some families have one key for it and for their MLPs.
+void check_activation(const Fields& f, const char* key) {
+  std::string name = f.text({key}, "silu");
+  if (name != "silu" && name != "swish")
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 with another activation than silu is not supported",
+         f.where());
+}
+
 // The kind of each layer under any of the names that files have: "mamba", "attention", "conv",
 // "mlp" or "moe".
 std::vector<std::string> layer_kinds(const Fields& f, int64_t layers) {
@@ -105,6 +113,7 @@ void read_falcon_h1(const Fields& f, ModelConfig& c) {
   r.taps = f.integer({"mamba_d_conv"}, 4);
   r.conv_bias = f.boolean("mamba_conv_bias", true);
   r.decay_log = true;
+  check_activation(f, "hidden_act");
   r.norm_groups = f.boolean("mamba_rms_norm", false) ? r.groups : 0;
   r.gated_norm = !f.boolean("mamba_norm_before_gate", true);
   read_step_limit(f, r);
@@ -163,6 +172,7 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
       fail(ErrorCode::kUnsupported, "{}: conv_bias is not supported", f.where());
     return;
   }
+  check_activation(f, nemotron ? "mamba_hidden_act" : "hidden_act");
   r.heads = f.integer({"mamba_n_heads", "mamba_num_heads"}, 128);
   r.groups = f.integer({"mamba_n_groups", "n_groups"}, nemotron ? 8 : 1);
   r.state = f.integer({"mamba_d_state", "ssm_state_size"}, nemotron ? 128 : 256);
@@ -201,9 +211,7 @@ void read_recurrent(const Fields& f, ModelConfig& c) {
   r.conv_bias = f.boolean("use_conv_bias", true);
   r.decay_log = true;
   read_step_limit(f, r);
-  if (f.text({"hidden_act"}, "silu") != "silu" && f.text({"hidden_act"}, "silu") != "swish")
-    fail(ErrorCode::kUnsupported, "{}: Mamba-2 with another activation than silu is not supported",
-         f.where());
+  check_activation(f, "hidden_act");
   if (f.boolean("use_bias", false))
     fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
   if (!f.boolean("rms_norm", true))

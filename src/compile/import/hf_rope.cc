@@ -86,7 +86,8 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
 // The share of a head's dimensions that are rotated.
 double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
   double family_share = find_family(c.architecture)->rotary_share;
-  double usual = family_share > 0 ? family_share : 1.0;
+  bool solar = f.text({"model_type"}, "") == "solar_open";
+  double usual = family_share > 0 && !solar ? family_share : 1.0;
   if (const char* key = "rotary_dim"; family_share > 0 && f.find({key}))
     usual = f.number({key}, 0) / static_cast<double>(c.head_dim);
   double share =
@@ -102,6 +103,7 @@ double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
 
 void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   bool olmo3 = f.text({"model_type"}, "") == "olmo3";
+  if (f.text({"model_type"}, "") == "solar_open") usual_theta = 1000000;
   double theta = f.number({"rope_theta", "rotary_emb_base"}, olmo3 ? 500000 : usual_theta);
   if (c.architecture == "chatglm") theta *= f.number({"rope_ratio"}, 1);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});

@@ -78,7 +78,8 @@ std::vector<int64_t> layer_numbers(const Fields& f, const Value& list, const cha
 
 std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
-  bool one_dense = c.architecture == "glm4moe" || c.architecture == "ernie4_5-moe" ||
+  bool solar = f.text({"model_type"}, "") == "solar_open";  // all layers have experts
+  bool one_dense = (c.architecture == "glm4moe" && !solar) || c.architecture == "ernie4_5-moe" ||
                    f.text({"model_type"}, "") == "glm4_moe_lite";
   int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"},
                             one_dense                     ? 1

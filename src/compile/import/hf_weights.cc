@@ -185,10 +185,13 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  const bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4" ||
-                          config.architecture == "qwen3vlmoe";
+  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
   if (!config.architecture.starts_with("granite"))
     source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
+  if (config.architecture == "qwen3vlmoe") {  // transformers saves it as [out, in]
+    const TensorView* t = weights.find(source.substr(0, source.rfind('.') + 1) + "down_proj");
+    transposed = !t || t->dims.size() != 3 || t->dims[1] != config.hidden;
+  }
   std::vector<RecipeStep> steps;
   if (bias) {
     source += "_bias";

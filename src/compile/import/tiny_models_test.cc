@@ -179,6 +179,11 @@ TEST_P(TinyModels, FolderAndGgufAreTheSameModel) {
     SCOPED_TRACE(folder.filename().string());
     ++pairs;
     ImportedModel a = import_model(folder), b = import_model(gguf);
+    // GGUF has Falcon-H1's factors in its matrices, and the heads of Qwen3.5 in another order; that
+    // they compute the same is tested with their logits.
+    bool folded = a.config.recurrent.beside,
+         ordered = a.config.recurrent.tiled == b.config.recurrent.tiled;
+    if (folded) a.config.embedding_scale = a.config.logit_scale = 1;
     expect_same_model(a.config, b.config);
     for (const auto& [name, weight] : a.config.weights) {
       SCOPED_TRACE(name);
@@ -186,6 +191,7 @@ TEST_P(TinyModels, FolderAndGgufAreTheSameModel) {
       ASSERT_NE(other, b.config.weights.end());
       EXPECT_EQ(weight.dims, other->second.dims);
       EXPECT_EQ(weight.dtype, other->second.dtype);
+      if (folded || !ordered) continue;
       auto values = run_recipe(*a.weights, weight.recipe).values;
       auto stored = run_recipe(*b.weights, other->second.recipe).values;
       if (a.config.recurrent.decay_log && name.ends_with(".ssm_a.weight")) {  // the graph's part

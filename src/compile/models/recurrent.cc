@@ -77,11 +77,10 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   Ref out = b.heads(columns(b, mixed, inner + vectors, r.channels()), r.groups, r.state);
   Ref y = b.advance(layer, 1, "ssm_scan", {input, time_steps(b, x, blk), decays(b, blk), in, out});
   y = b.op("add", {y, b.op("mul", {input, per_head(b, blk + "ssm_d.weight")})});
-  Ref gate = b.scaled(b.linear(x, blk + "ssm_gate"), b.config.block_scales.ssm_gate);
-  gate = b.op("silu", {gate});
   y = b.merge_heads(y);
   if (!r.gated_norm) y = group_norm(b, y, blk + "ssm_norm");
-  y = b.op("mul", {y, gate});
+  Ref gate = b.scaled(b.linear(x, blk + "ssm_gate"), b.config.block_scales.ssm_gate);
+  y = b.op("mul", {y, b.op("silu", {gate})});
   if (r.gated_norm) y = group_norm(b, y, blk + "ssm_norm");
   return b.linear(y, blk + "ssm_out");
 }
