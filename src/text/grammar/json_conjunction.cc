@@ -107,6 +107,8 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
   if (silent_.contains(&schema)) parent = kNoParent;
   for (SchemaRef& known : all.schemas)
     if (known.schema == &schema) {
+      if (std::find(open_.begin(), open_.end(), &schema) != open_.end())
+        schema_error(path, "$ref", "references lead to references without end");
       if (parent != kNoParent) known.parents.push_back(parent);
       return;
     }
@@ -121,6 +123,7 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
   const size_t own = all.schemas.size();
   all.schemas.push_back({&schema, path, !schema.has("anyOf"), !schema.has("oneOf")});
   if (parent != kNoParent) all.schemas[own].parents.push_back(parent);
+  open_.push_back(&schema);
   if (ref != nullptr) add_ref(all, *ref, path, depth, own);
   for (const Derived& derived : derived_from(schema, path)) {
     if (depth > kMaxRefs) schema_error(path, "", "is nested too deeply");
@@ -132,6 +135,7 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
     for (size_t i = 0; i < parts->size(); ++i)
       add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1, own);
   }
+  open_.pop_back();
 }
 
 const std::vector<Derived>& SchemaDocument::derived_from(const Value& schema,

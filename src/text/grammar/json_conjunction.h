@@ -129,6 +129,7 @@ class SchemaDocument {
   mutable std::map<const Value*, std::vector<Derived>> derived_;
   mutable std::map<std::pair<const Value*, bool>, std::optional<Value>> negations_;
   mutable std::deque<Value> exclusions_;
+  mutable std::vector<const Value*> open_;  // being added: one inside itself would never end
   mutable std::map<std::vector<const Value*>, Value> either_;
   // Derived schemas that evaluate nothing: those that say what does not hold.
   mutable std::set<const Value*> silent_;

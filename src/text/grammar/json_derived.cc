@@ -145,7 +145,7 @@ void Negator::add(Negations& out, const Value& schema, int depth) {
     out.push_back(std::move(*negation));
 }
 
-// Of a member or an item, whose own members are others.
+// The negation for a member or an item, whose own members are others.
 std::optional<Value> Negator::inner(const Value& schema, int depth) {
   std::vector<std::string> names;
   names.swap(names_);

@@ -41,38 +41,47 @@ std::string template_regex() {
          ")*\\})*";
 }
 
-std::string format_regex(const std::string& name) {
-  if (name == "regex") return regex_regex();
-  if (name == "uri-template") return template_regex();
+std::string date_regex() {
   const std::string year = "([1-9][0-9]{3})";
   // Days by month; the 29th of February in years that are divisible by 4 and not by 100.
   const std::string leap = "([1-9][0-9](0[48]|[2468][048]|[13579][26]))";
-  const std::string date = "((" + year +
-                           "-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-"
-                           "9]|30)|02-(0[1-9]|1[0-9]|2[0-8])))|(" +
-                           leap + "-02-29))";
-  const std::string local = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?";
-  const std::string time = "(" + local + "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
+  return "((" + year +
+         "-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-"
+         "9]|30)|02-(0[1-9]|1[0-9]|2[0-8])))|(" +
+         leap + "-02-29))";
+}
+
+constexpr const char* kLocalTime = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?";
+
+std::string ipv4_regex() {
   const std::string octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+  return octet + "(\\." + octet + "){3}";
+}
+
+std::string ipv6_regex() {
+  const std::string h16 = "[0-9a-fA-F]{1,4}";
+  return "((" + h16 + ":){7}" + h16 + "|(" + h16 + ":){1,6}:" + h16 + "|(" + h16 +
+         ":){1,5}(:" + h16 + "){2}|(" + h16 + ":){1,4}(:" + h16 + "){3}|::|::" + h16 + "(:" + h16 +
+         "){0,6})";
+}
+
+std::string uuid_regex(const char* version) {
+  return fmt::format(
+      "[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", version);
+}
+
+using Formats = std::map<std::string, std::string>;
+
+Formats standard_formats() {
+  const std::string date = date_regex(), ipv4 = ipv4_regex(), ipv6 = ipv6_regex();
+  const std::string time = fmt::format("({}(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))", kLocalTime);
   const std::string label = "[a-zA-Z0-9]{1,20}(-[a-zA-Z0-9]{1,18}){0,2}";
   const std::string host = "(" + label + "(\\." + label + "){0,3})";
-  const std::string h16 = "[0-9a-fA-F]{1,4}";
-  const std::string ipv6 = "((" + h16 + ":){7}" + h16 + "|(" + h16 + ":){1,6}:" + h16 + "|(" + h16 +
-                           ":){1,5}(:" + h16 + "){2}|(" + h16 + ":){1,4}(:" + h16 +
-                           "){3}|::|::" + h16 + "(:" + h16 + "){0,6})";
-  const std::string ipv4 = octet + "(\\." + octet + "){3}";
-  const std::string width4 = "/([12]?[0-9]|3[0-2])", width6 = "/([1-9]?[0-9]|1[01][0-9]|12[0-8])";
-  const std::string number = "(0|[1-9][0-9]*)";
-  const std::string label_of = "(" + number + "|[0-9]*[A-Za-z-][0-9A-Za-z-]*)";
   const std::string pchar = "([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
   const std::string path = "(/" + pchar + "*)*";
   const std::string tail = "(\\?(" + pchar + "|[/?])*)?(#(" + pchar + "|[/?])*)?";
   const std::string uri = "[a-zA-Z][a-zA-Z0-9+.-]*://" + host + "(:[0-9]{1,5})?" + path + tail;
-  auto uuid = [](const char* version) {
-    return fmt::format(
-        "[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", version);
-  };
-  const std::map<std::string, std::string> known = {
+  return {
       {"date", date},
       {"time", time},
       {"date-time", date + "T" + time},
@@ -86,21 +95,29 @@ std::string format_regex(const std::string& name) {
       {"ipv6", ipv6},
       {"ipvanyaddress", "(" + ipv4 + "|" + ipv6 + ")"},
       {"uuid", "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
-      {"uuid1", uuid("1")},
-      {"uuid3", uuid("3")},
-      {"uuid4", uuid("4")},
-      {"uuid5", uuid("5")},
       {"uri", uri},
       {"uri-reference", "(" + uri + "|(/" + pchar + "+)*/?" + tail + ")"},
       {"json-pointer", "(/([^/~]|~[01])*)*"},
       {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)"},
-      // OpenAPI's registry
-      {"date-time-local", date + "T" + local},
-      {"time-local", local},
-      // pydantic and zod
-      {"uuid6", uuid("6")},
-      {"uuid7", uuid("7")},
-      {"uuid8", uuid("8")},
+  };
+}
+
+// Formats of the OpenAPI registry, pydantic and zod.
+Formats library_formats() {
+  const std::string ipv4 = ipv4_regex(), ipv6 = ipv6_regex();
+  const std::string width4 = "/([12]?[0-9]|3[0-2])", width6 = "/([1-9]?[0-9]|1[01][0-9]|12[0-8])";
+  const std::string number = "(0|[1-9][0-9]*)";
+  const std::string label_of = "(" + number + "|[0-9]*[A-Za-z-][0-9A-Za-z-]*)";
+  return {
+      {"date-time-local", date_regex() + "T" + kLocalTime},
+      {"time-local", kLocalTime},
+      {"uuid1", uuid_regex("1")},
+      {"uuid3", uuid_regex("3")},
+      {"uuid4", uuid_regex("4")},
+      {"uuid5", uuid_regex("5")},
+      {"uuid6", uuid_regex("6")},
+      {"uuid7", uuid_regex("7")},
+      {"uuid8", uuid_regex("8")},
       {"cidrv4", ipv4 + width4},
       {"cidrv6", ipv6 + width6},
       {"cidr", "(" + ipv4 + width4 + "|" + ipv6 + width6 + ")"},
@@ -119,6 +136,11 @@ std::string format_regex(const std::string& name) {
                      ")*)?(\\+[0-9A-Za-z-]+(\\.[0-9A-Za-z-]+)*)?"},
       {"objectid", "[0-9a-f]{24}"},
   };
+}
+
+std::string format_regex(const std::string& name) {
+  if (name == "regex") return regex_regex();
+  if (name == "uri-template") return template_regex();
   // The same under other names, or where all of one is valid under the other.
   const std::map<std::string, std::string> same = {
       {"idn-email", "email"},
@@ -139,8 +161,9 @@ std::string format_regex(const std::string& name) {
   };
   auto alias = same.find(name);
   const std::string& key = alias == same.end() ? name : alias->second;
-  auto it = known.find(key);
-  return it == known.end() ? std::string() : it->second;
+  for (const Formats& known : {standard_formats(), library_formats()})
+    if (auto it = known.find(key); it != known.end()) return it->second;
+  return "";
 }
 
 }  // namespace
