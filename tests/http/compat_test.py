@@ -165,7 +165,10 @@ class Responses(Compat):
         self.assertEqual(second["output"][0]["content"][0]["text"], "one")  # the command is in the first message
         self.assertGreater(second["usage"]["input_tokens"], first["usage"]["input_tokens"])
         self.assertEqual(self.server.json("GET", f"{self.PATH}/{first['id']}")[1], first)
+        status, refused = self.server.json("POST", f"{self.PATH}/{first['id']}/cancel")  # it has ended
+        self.assertEqual((status, refused["error"]["param"]), (400, "id"))
         self.assertEqual(self.server.json("DELETE", f"{self.PATH}/{first['id']}")[1]["deleted"], True)
+        self.assertEqual(self.server.json("POST", f"{self.PATH}/{first['id']}/cancel")[0], 404)
         self.assertEqual(self.server.json("GET", f"{self.PATH}/{first['id']}")[0], 404)
         bad = self.post(self.PATH, {"input": "x", "previous_response_id": first["id"]}, status=400)
         self.assertEqual(bad["error"]["code"], "previous_response_not_found")

@@ -42,6 +42,11 @@ class Server:
         assert code == 0, f"exit code {code}: {err}"
         return err
 
+    def cpu_seconds(self):
+        with open(f"/proc/{self.process.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def connect(self, timeout=20, receive_buffer=0):
         s = socket.socket()
         if receive_buffer:

@@ -169,7 +169,7 @@ class OpenApi(unittest.TestCase):
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
                   if not re.match(r"GET (/fake|/$|/web/|/favicon|/index|/v1/health)", r)}
         short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
-        self.assertEqual(len(short), 17)
+        self.assertEqual(len(short), 18)
         self.assertEqual(listed, routes - short)
         self.assertEqual(self.document["info"]["version"], "0.1.0")
 
@@ -263,14 +263,14 @@ class OpenApi(unittest.TestCase):
 
 class Draining(unittest.TestCase):
     def test_probes_tell_and_work_is_refused(self):
-        server = Server(drain_ms=10000)
+        server = Server(drain_ms=100_000)
         answer = []
         thread = threading.Thread(target=lambda: answer.append(server.request(
-            "POST", "/v1/completions", {"prompt": "[slow 30]", "max_tokens": 40, "stream": True})))
+            "POST", "/v1/completions", {"prompt": "[slow 100]", "max_tokens": 40, "stream": True})))
         thread.start()
         server.wait_engine(lambda e: e["submitted"] == 1)
         server.process.terminate()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while server.json("GET", "/ready")[0] != 503 and time.monotonic() < end:
             time.sleep(0.02)
         self.assertEqual(server.json("GET", "/ready"), (503, {"status": "draining"}))
@@ -280,9 +280,7 @@ class Draining(unittest.TestCase):
         self.assertEqual((status, headers["retry-after"]), (503, "5"))
         with server.connect() as silent:  # a connection without a request does not delay the shutdown
             thread.join()
-            start = time.monotonic()
-            server.stop(told=True)
-            self.assertLess(time.monotonic() - start, 5)
+            server.stop(told=True, timeout=60)  # less than the time to drain
             self.assertEqual(silent.recv(1), b"")
         self.assertEqual(len(chunks(answer[0][2])), 40)
 

@@ -73,6 +73,9 @@ class Slots(unittest.TestCase):
                                  ("/slots/0", 400), ("/slots/x?action=save", 404), ("/slots/9999?action=save", 404), ("/slots/-1?action=save", 404)):
                 self.assertEqual(s.post(path, filename="none")[0], status, path)
             self.assertEqual(s.post("/completion", prompt="x", id_slot=9999)[0], 400)
+            short = self.ask(s, prompt=[5] * 4, n_predict=2, id_slot=3)
+            self.assertEqual(s.post("/slots/3?action=save", filename="short")[0], 404)  # it has no whole block
+            self.assertEqual(self.ask(s, prompt=[5] * 4, n_predict=2, id_slot=3)[0], short[0])
             self.ask(s, id_slot=0)
             self.assertEqual(s.post("/slots/0?action=save", filename="x")[0], 200)
             self.assertEqual(s.post("/slots/0?action=restore", filename="x", cache_salt="other")[0], 400)

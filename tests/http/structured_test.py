@@ -124,7 +124,7 @@ class Structured(unittest.TestCase):
         self.assertEqual(text(dola_layers="low"), text(dola_layers=[0]))
         for choice in self.choices(dola_layers="low", guided_choice=["one", "two"]):
             self.assertIn(choice["text"], ("one", "two"))
-        self.assertEqual(len({c["text"] for c in self.choices(dola_layers="high", n=4, max_tokens=16)}), 4)
+        self.assertEqual(len({c["text"] for c in self.choices(dola_layers="high", n=4, max_tokens=16, seed=1, ignore_eos=True)}), 4)
         no = "unsupported_parameter"
         self.refused("dola_layers", "invalid_value", dola_layers="all")
         self.refused("dola_layers", "invalid_value", dola_layers=[])

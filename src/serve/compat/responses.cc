@@ -283,6 +283,14 @@ void add_responses_routes(Api& api, http::Router& router) {
       if (!entry) not_found(request.parameter);
       return http::json_response(entry->response);
     }));
+    // Nothing runs in the background: what has an id has ended.
+    router.add("POST", base + "/responses/{id...}/cancel",
+               api.quick([&api, store](const Request& request) -> http::Response {
+                 if (!store->get(api.tenant_of(request), request.parameter))
+                   not_found(request.parameter);
+                 throw ApiError(400, "Cannot cancel a response that has ended.", "id",
+                                "invalid_value");
+               }));
     router.add("DELETE", base + "/responses/{id...}",
                api.quick([&api, store](const Request& request) {
                  if (!store->remove(api.tenant_of(request), request.parameter))
