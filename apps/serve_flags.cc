@@ -289,6 +289,7 @@ void add_serve_flags(CLI::App& verb, ServeFlags& flags) {
   add_loading_flags(verb, flags);
   add_rag_flags(verb, flags.rag);
   add_model_flags(verb, flags.model);
+  verb.get_option("--max-model-len")->excludes("--context");
   add_sampling_flags(verb, flags.sampling);
   add_jump_flag(verb, flags.sampling);
   add_template_flag(verb, flags.model);
