@@ -351,8 +351,7 @@ void add_inspect_verb(CLI::App& app) {
   verb->add_flag("--devices", flags->devices, "list the GPUs of this machine instead of a model");
   verb->add_flag("--families", flags->families, "list the model families that can be loaded");
   verb->add_flag("--tensors", flags->tensors, "list every tensor");
-  CLI::Option* graph =
-      verb->add_flag("--graph", flags->graph, "print the model's graph as text");
+  CLI::Option* graph = verb->add_flag("--graph", flags->graph, "print the model's graph as text");
   verb->add_option("--fn", flags->fn, "only this function, step or decode")->needs(graph);
   CLI::Option* plan =
       verb->add_flag("--plan", flags->plan, "print the compiled plans as text")->excludes(graph);
