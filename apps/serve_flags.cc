@@ -58,6 +58,28 @@ void check_adapters(ServeFlags& flags) {
          "--lora-dir lets clients load files: give the key that they need with --admin-key");
 }
 
+void add_batch_api_flags(CLI::App& verb, ServeFlags& flags) {
+  CLI::Option* folder =
+      verb.add_option("--batch-dir", flags.batches.folder,
+                      "folder for uploaded files and batches; enables /v1/files and /v1/batches");
+  verb.add_option("--batch-concurrency", flags.batches.concurrency,
+                  "requests of batches that run at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->needs(folder);
+  verb.add_option("--batch-retention", flags.batches.retention,
+                  "seconds after which files and ended batches are deleted")
+      ->check(CLI::Range(int64_t{60}, int64_t{1} << 40))
+      ->capture_default_str()
+      ->needs(folder);
+  verb.add_option("--batch-max-files", flags.batches.max_files,
+                  "maximum number of stored files, of all clients together; further uploads and "
+                  "batches get status 429")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str()
+      ->needs(folder);
+}
+
 void add_network_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--host", flags.http.host, "address to listen on; 0.0.0.0 for all")
       ->capture_default_str();
@@ -93,25 +115,6 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
-  CLI::Option* folder =
-      verb.add_option("--batch-dir", flags.batches.folder,
-                      "folder for uploaded files and batches; enables /v1/files and /v1/batches");
-  verb.add_option("--batch-concurrency", flags.batches.concurrency,
-                  "requests of batches that run at once")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str()
-      ->needs(folder);
-  verb.add_option("--batch-retention", flags.batches.retention,
-                  "seconds after which files and ended batches are deleted")
-      ->check(CLI::Range(int64_t{60}, int64_t{1} << 40))
-      ->capture_default_str()
-      ->needs(folder);
-  verb.add_option("--batch-max-files", flags.batches.max_files,
-                  "maximum number of stored files, of all clients together; further uploads and "
-                  "batches get status 429")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str()
-      ->needs(folder);
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
   verb.add_option("--otlp-traces-endpoint", flags.trace_collector,
@@ -283,12 +286,14 @@ void add_serve_flags(CLI::App& verb, ServeFlags& flags) {
       "name(s) that clients may use for the model, the first is listed; one per model when "
       "there are several");
   add_network_flags(verb, flags);
+  add_batch_api_flags(verb, flags);
   add_answer_flags(verb, flags);
   add_engine_flags(verb, flags);
   add_adapter_flags(verb, flags);
   add_loading_flags(verb, flags);
   add_rag_flags(verb, flags.rag);
   add_model_flags(verb, flags.model);
+  verb.get_option("--max-model-len")->excludes("--context");
   add_sampling_flags(verb, flags.sampling);
   add_jump_flag(verb, flags.sampling);
   add_template_flag(verb, flags.model);

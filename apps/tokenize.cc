@@ -48,6 +48,7 @@ void answer_line(const Tokenizer& tokenizer, const TokenizeFlags& f, const std::
 void tokenize(const TokenizeFlags& f) {
   Tokenizer tokenizer(open_tokenizer(f.model));
   if (f.json_lines || f.decode) {
+    if (!f.from_stdin) return answer_line(tokenizer, f, f.text, 1);
     std::string line;
     for (size_t number = 1; std::getline(std::cin, line); ++number)
       if (!line.empty()) answer_line(tokenizer, f, line, number);
@@ -73,7 +74,7 @@ void add_tokenize_verb(CLI::App& app) {
       ->each([flags](const std::string&) { flags->from_stdin = false; });
   verb->add_flag(
       "--json-lines", flags->json_lines,
-      "read one JSON string per line from standard input, print one array of ids per line");
+      "read one JSON string per line (TEXT, or standard input), print one array of ids per line");
   verb->add_flag("--decode", flags->decode, "the reverse: arrays of ids in, JSON strings out");
   verb->add_flag("--no-special", flags->no_special,
                  "leave out BOS/EOS (with --decode: skip special tokens)");
@@ -82,7 +83,7 @@ void add_tokenize_verb(CLI::App& app) {
   verb->footer(
       "Examples:\n  tokamak tokenize model.gguf \"Hello world\"\n"
       "  echo '\"Hello world\"' | tokamak tokenize model.gguf --json-lines\n"
-      "  echo '[1,2,3]' | tokamak tokenize model.gguf --decode");
+      "  tokamak tokenize model.gguf --decode '[1,2,3]'");
   verb->callback([flags] { tokenize(*flags); });
 }
 

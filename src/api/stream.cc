@@ -104,11 +104,12 @@ class Stream::Impl {
     result_.drafted_tokens += delta.drafted;
     result_.accepted_tokens += delta.accepted;
     std::string text;
+    // An end token is a token too, though it is not part of the answer.
+    if (result_.ids.empty() && (!delta.ids.empty() || delta.finish == Finish::kStop)) {
+      first_ = item.time;
+      result_.prompt_seconds = seconds(first_ - start_);
+    }
     for (size_t i = 0; i < delta.ids.size() && !stops_.stopped(); ++i) {
-      if (result_.ids.empty()) {
-        first_ = item.time;
-        result_.prompt_seconds = seconds(first_ - start_);
-      }
       result_.generate_seconds = seconds(item.time - first_);
       result_.ids.push_back(delta.ids[i]);
       if (i < delta.logprobs.size()) result_.logprobs.push_back(delta.logprobs[i]);

@@ -38,7 +38,9 @@ std::string read_if_there(const fs::path& path) {
 TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
   std::string tokenizer = read_if_there(folder / "tokenizer.json");
   if (tokenizer.empty())
-    fail(ErrorCode::kNotFound, "{}: no tokenizer.json, which is needed to tokenize text",
+    fail(ErrorCode::kNotFound,
+         "{0}: no tokenizer.json, which is needed to tokenize text; transformers writes it: "
+         "AutoTokenizer.from_pretrained(\"{0}\").save_pretrained(\"{0}\")",
          folder.string());
   std::string config = read_if_there(folder / "tokenizer_config.json");
   std::string generation = read_if_there(folder / "generation_config.json");

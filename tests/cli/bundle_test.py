@@ -81,6 +81,7 @@ class Bundles(Folder):
         self.assertIn("limits", run("inspect", bundle).stdout)
         self.assertIn("step", run("inspect", bundle, "--graph").stdout)
         self.assertIn("plan decode", run("inspect", bundle, "--plan").stdout)
+        self.assertIn("tensors of a bundle cannot be listed", run("inspect", bundle, "--tensors").stderr)
 
     def test_limits_are_named(self):
         bundle = self.compile(LLAMA, "--max-len", "32", "--max-batch", "2")

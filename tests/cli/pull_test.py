@@ -38,7 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        data = server.files.get(self.path)
+        data = server.files.get(self.path.split("?")[0])
         if data is None:
             self.send_error(404)
             return
@@ -109,7 +109,9 @@ class Pull(unittest.TestCase):
         self.assertEqual((report["bytes"], report["sha256"], report["cached"]), (len(DATA), self.digest, False))
         self.assertEqual(self.left(), ["model.gguf"])
         asked = len(self.server.requests)
-        self.assertTrue(self.pull(self.url + "/model.gguf")["cached"])
+        report = self.pull(self.url + "/model.gguf", "--sha256", self.digest.upper())
+        self.assertEqual((report["cached"], report["sha256"]), (True, self.digest))
+        self.fails(1, "--force downloads it again", self.url + "/model.gguf", "--sha256", "0" * 64)
         self.assertEqual(len(self.server.requests), asked)
 
     def test_redirect_and_name(self):
@@ -135,6 +137,19 @@ class Pull(unittest.TestCase):
         self.assertEqual((self.cache / "models" / "model.gguf").read_bytes(), DATA)
         self.assertEqual(self.left(), ["model.gguf"])
 
+    def test_a_part_of_another_file_is_not_continued(self):
+        self.server.files["/other/model.gguf"] = DATA[::-1]
+        self.server.cut = 300_000
+        self.fails(1, "bytes are kept", self.url + "/model.gguf")
+        self.server.cut = 0
+        self.assertEqual(pathlib.Path(self.pull(self.url + "/other/model.gguf")["path"]).read_bytes(), DATA[::-1])
+        self.assertEqual(self.pull(self.url + "/model.gguf?token=1", "--as", "model.gguf", "--force")["resumed_from"], 300_000)
+
+    def test_a_web_page_is_not_a_model(self):
+        self.server.files["/blob/model.gguf"] = b"<!DOCTYPE html><html></html>"
+        self.fails(2, "is a web page, not a model", self.url + "/blob/model.gguf")
+        self.assertEqual(self.left(), [])
+
     def test_server_without_ranges(self):
         part = self.cache / "models" / "model.gguf.part"
         part.parent.mkdir()
@@ -155,6 +170,7 @@ class Pull(unittest.TestCase):
     def test_errors(self):
         self.fails(1, "HTTP 404", self.url + "/none.gguf")
         self.fails(1, "no model is known by the name none; known:", "none")
+        self.fails(2, "not a checksum", self.url + "/model.gguf", "--sha256", "abc")
         self.fails(2, "not a file name", self.url + "/model.gguf", "--as", "../out.gguf")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

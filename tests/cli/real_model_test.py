@@ -46,6 +46,8 @@ class RealModel(unittest.TestCase):
         raw, chat = run("run", MODEL, question, *flags), run("run", MODEL, question, *flags, "--chat")
         self.assertEqual((raw.stdout, "--chat wraps the prompt" in raw.stderr), ("\n", True))
         self.assertEqual((chat.stdout.startswith("The area"), "note:" in chat.stderr), (True, False))
+        out = run_json("run", MODEL, question, *flags, "--json")
+        self.assertEqual((out["ids"], out["finish_reason"], out["timings"]["prefill_seconds"] > 0), ([], "stop", True))
 
     def test_int8_activations_cost_little(self):
         with tempfile.TemporaryDirectory() as folder:
