@@ -1,10 +1,12 @@
 #include <tokamak/tokamak.h>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "apps/verbs.h"
@@ -62,6 +64,16 @@ std::string closest(std::string_view word, const std::vector<std::string>& names
   }
   return best;
 }
+
+// fmt::print() throws where standard error is closed too.
+int report(std::string_view message, int code) {
+  std::string line = "error: " + one_line(message) + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return code;
+}
+
+// The reader of standard output, e.g. head, has had enough: as if SIGPIPE had ended the process.
+constexpr int kClosedPipe = 128 + SIGPIPE;
 
 // Names the first argument that no verb or flag takes: it is why something else is missing.
 std::string usage_error(const CLI::App& app, const CLI::Error& e) {
@@ -128,18 +140,18 @@ int main(int argc, char** argv) {
   app.failure_message([&app](const CLI::App*, const CLI::Error& e) { return usage_error(app, e); });
   try {
     app.parse(argc, argv);
-    if (std::fflush(stdout) != 0) fail(ErrorCode::kUnavailable, "cannot write to standard output");
-    return 0;
+    if (std::fflush(stdout) == 0) return 0;
+    return errno == EPIPE ? kClosedPipe : report("cannot write to standard output", 1);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   } catch (const Error& e) {
-    fmt::print(stderr, "error: {}\n", one_line(e.what()));
-    return exit_code(e);
+    return report(e.what(), exit_code(e));
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "error: out of memory\n");
-    return 1;
+    return report("out of memory", 1);
+  } catch (const std::system_error& e) {
+    bool closed = e.code() == std::errc::broken_pipe && std::ferror(stdout) != 0;
+    return closed ? kClosedPipe : report(e.what(), 1);
   } catch (const std::exception& e) {
-    fmt::print(stderr, "error: {}\n", one_line(e.what()));
-    return 1;
+    return report(e.what(), 1);
   }
 }

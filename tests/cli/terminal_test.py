@@ -117,6 +117,15 @@ class Progress(unittest.TestCase):
         self.assertTrue(t.wait_for("threads ").rstrip(" ").endswith("\r\x1b[K"))
         self.assertEqual(t.close(), 0)
 
+    def test_a_reader_that_has_gone(self):
+        """As in `tokamak inspect MODEL --tensors 2>&1 | head -1`."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        for args, code in ((["inspect", "--families"], 141), (["inspect", MODEL, "--tensors"], 141), (["inspect", "none.gguf"], 1)):
+            done = subprocess.run([BINARY, *args], stdout=writer, stderr=writer, timeout=60)
+            self.assertEqual(done.returncode, code, args)
+        os.close(writer)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)
