@@ -132,34 +132,38 @@ void LocalEngine::on_slots(std::function<void()> job) {
   if (!between_steps(std::move(job))) fail(ErrorCode::kUnavailable, "the engine has stopped");
 }
 
-// Each piece is copied between two steps. The blocks are given back even if that fails.
-void LocalEngine::copy_slot(SlotCopy& copy, const std::function<bool()>& piece) {
+// Gives the blocks back after the work, also if it fails.
+void LocalEngine::with_blocks(SlotCopy& copy, const std::function<void()>& work) {
+  auto end = [&] { between_steps([&] { Slots::end(copy, core_.kv()); }); };
   try {
-    for (bool more = true; more;) on_slots([&] { more = piece(); });
+    work();
   } catch (...) {
-    between_steps([&] { Slots::end(copy, core_.kv()); });
+    end();
     throw;
   }
+  end();
 }
 
 SavedPrefix LocalEngine::save_slot(int32_t slot, const std::string& salt) {
   SlotCopy copy;
   on_slots([&] { copy = core_.slots().begin_save(slot, salt, core_.kv(), *executable_); });
   SavedPrefix saved;
-  saved.blocks.resize(copy.bytes);
-  copy_slot(copy, [&] { return Slots::save_some(copy, *executable_, saved.blocks); });
-  on_slots([&] { Slots::end(copy, core_.kv()); });
-  saved.ids = std::move(copy.ids);
+  with_blocks(copy, [&] {
+    saved.blocks.resize(copy.bytes);
+    for (bool more = true; more;)
+      on_slots([&] { more = Slots::save_some(copy, *executable_, saved.blocks); });
+    saved.ids = std::move(copy.ids);
+  });
   return saved;
 }
 
 void LocalEngine::restore_slot(int32_t slot, const std::string& salt, const SavedPrefix& saved) {
   SlotCopy copy;
   on_slots([&] { copy = Slots::begin_restore(salt, saved, core_.kv(), *executable_); });
-  copy_slot(copy, [&] { return Slots::restore_some(copy, *executable_, saved.blocks); });
-  on_slots([&] {
-    core_.slots().note_restored(slot, salt, copy, core_.kv());
-    Slots::end(copy, core_.kv());
+  with_blocks(copy, [&] {
+    for (bool more = true; more;)
+      on_slots([&] { more = Slots::restore_some(copy, *executable_, saved.blocks); });
+    on_slots([&] { core_.slots().note_restored(slot, salt, copy, core_.kv()); });
   });
 }
 

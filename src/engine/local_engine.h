@@ -62,7 +62,7 @@ class LocalEngine final : public Client {
   // Runs it on the engine's thread and waits. False: the engine has ended.
   bool between_steps(std::function<void()> job);
   void on_slots(std::function<void()> job);
-  void copy_slot(SlotCopy& copy, const std::function<bool()>& piece);
+  void with_blocks(SlotCopy& copy, const std::function<void()>& work);
   void submit_step(const SubmitAction& action);
   void deliver(Delta&& delta);
   void post(Event event);

@@ -130,7 +130,9 @@ class Protocol(unittest.TestCase):
 
         # A large one, and one that takes longer than the server waits for a client that sends nothing.
         for case in ((40, 1_000_000, 0), (25, 1000, 0.1)):
-            status = next((got for got in (send(*case) for _ in range(5)) if got is not None), 413)
+            status = next((got for got in (send(*case) for _ in range(5)) if got is not None), None)
+            if status is None:
+                self.skipTest("the machine stood still in each of five attempts")
             self.assertEqual(status, 413, case)
 
     def test_limits(self):

@@ -305,6 +305,12 @@ constexpr HfName kChatGlmNames[] = {
     {"output_norm", "final_layernorm"},
 };
 
+// Mamba-2 as one part of a layer.
+constexpr HfName kMambaPart[] = {
+    {"ssm_gate", "mamba.in_proj"},  {"ssm_xbc", "mamba.in_proj"}, {"ssm_step", "mamba.in_proj"},
+    {"ssm_conv1d", "mamba.conv1d"}, {"ssm_dt", "mamba.dt_bias"},  {"ssm_a", "mamba.A_log"},
+    {"ssm_d", "mamba.D"},           {"ssm_norm", "mamba.norm"},   {"ssm_out", "mamba.out_proj"},
+};
 constexpr HfName kGraniteHybridNames[] = {
     {"ffn_gate", "shared_mlp.input_linear"},
     {"ffn_up", "shared_mlp.input_linear"},
@@ -316,31 +322,11 @@ constexpr HfName kGraniteHybridNames[] = {
     {"ffn_gate_shexp", "shared_mlp.input_linear"},
     {"ffn_up_shexp", "shared_mlp.input_linear"},
     {"ffn_down_shexp", "shared_mlp.output_linear"},
-    {"ssm_gate", "mamba.in_proj"},
-    {"ssm_xbc", "mamba.in_proj"},
-    {"ssm_step", "mamba.in_proj"},
-    {"ssm_conv1d", "mamba.conv1d"},
-    {"ssm_dt", "mamba.dt_bias"},
-    {"ssm_a", "mamba.A_log"},
-    {"ssm_d", "mamba.D"},
-    {"ssm_norm", "mamba.norm"},
-    {"ssm_out", "mamba.out_proj"},
 };
 constexpr HfName kFalconH1Names[] = {
-    {"ffn_norm", "pre_ff_layernorm"},
-    {"output_norm", "final_layernorm"},
-    {"ffn_gate", "feed_forward.gate_proj"},
-    {"ffn_up", "feed_forward.up_proj"},
+    {"ffn_norm", "pre_ff_layernorm"},       {"output_norm", "final_layernorm"},
+    {"ffn_gate", "feed_forward.gate_proj"}, {"ffn_up", "feed_forward.up_proj"},
     {"ffn_down", "feed_forward.down_proj"},
-    {"ssm_gate", "mamba.in_proj"},
-    {"ssm_xbc", "mamba.in_proj"},
-    {"ssm_step", "mamba.in_proj"},
-    {"ssm_conv1d", "mamba.conv1d"},
-    {"ssm_dt", "mamba.dt_bias"},
-    {"ssm_a", "mamba.A_log"},
-    {"ssm_d", "mamba.D"},
-    {"ssm_norm", "mamba.norm"},
-    {"ssm_out", "mamba.out_proj"},
 };
 constexpr HfName kNemotronHNames[] = {
     {"token_embd", "embeddings"},
@@ -440,6 +426,7 @@ std::string_view hf_stem(const Family& family, std::string_view stem) {
     if (own.architecture == family.architecture) name = lookup(own.names, stem);
   if (name.empty() && family.architecture.starts_with("nemotron_h"))
     name = lookup(kMamba2Names, stem);
+  if (name.empty() && family.hybrid) name = lookup(kMambaPart, stem);
   if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
   if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);

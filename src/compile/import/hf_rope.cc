@@ -31,9 +31,9 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   std::string type = p.text({"rope_type", "type"}, "default");
   const std::string model = top.text({"model_type"}, "");
   if (model == "phi3" && type == "yarn") type = "longrope";  // the name in its first configurations
-  if (type == "default" || type == "mrope") return r;        // of texts all its sections are equal
-  if (type == "proportional" && model.starts_with("gemma4"))
-    return r.freq_divisors = proportional(p, top, dims), r;
+  const bool share = type == "proportional" && model.starts_with("gemma4");
+  if (share) r.freq_divisors = proportional(p, top, dims);
+  if (share || type == "default" || type == "mrope") return r;  // for text mrope is the default
   if (double alpha = p.number({"alpha"}, 0);
       type == "dynamic" && alpha > 0 && model.starts_with("hunyuan")) {
     auto n = static_cast<double>(dims);  // does not depend on the length

@@ -142,7 +142,7 @@ std::string format_regex(const std::string& name) {
   if (name == "regex") return regex_regex();
   if (name == "uri-template") return template_regex();
   // The same under other names, or where all of one is valid under the other.
-  const std::map<std::string, std::string> same = {
+  static const Formats same = {
       {"idn-email", "email"},
       {"name-email", "email"},
       {"idn-hostname", "hostname"},
@@ -161,9 +161,13 @@ std::string format_regex(const std::string& name) {
   };
   auto alias = same.find(name);
   const std::string& key = alias == same.end() ? name : alias->second;
-  for (const Formats& known : {standard_formats(), library_formats()})
-    if (auto it = known.find(key); it != known.end()) return it->second;
-  return "";
+  static const Formats known = [] {
+    Formats all = standard_formats();
+    all.merge(library_formats());
+    return all;
+  }();
+  auto it = known.find(key);
+  return it == known.end() ? "" : it->second;
 }
 
 }  // namespace

@@ -11,15 +11,15 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
-constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
-constexpr size_t kMaxTogether = 5;         // alternatives of anyOf, where each set of them counts
-constexpr uint32_t kMaxLength = 100'000;   // characters that are counted
-const Value kFalse(false);
+constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
+constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
+constexpr size_t kMaxTogether = 5;           // alternatives of anyOf, where each set of them counts
+constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
 constexpr size_t kFsmStatesForLengths = 8000;
 constexpr size_t kSharedStates = 100;  // strings with more than these are one rule for all schemas
 constexpr uint32_t kShortest = 16;     // a maxLength that is lowered is not below this
+const Value kFalse(false);             // the schema of nothing
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
     {"int8", {INT8_MIN, INT8_MAX}},    {"int16", {INT16_MIN, INT16_MAX}},
     {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}},
