@@ -57,8 +57,7 @@ TEST(FewRows, LanesHaveTheHostsValuesAsBf16) {
 TEST(FewRows, StagesFitIntoSharedMemory) {
   constexpr int kHopperSharedBytes = 232448;
   for (const FewRowsType& t : kFewRowsTypes)
-    for (int rows : {16, 32, 64, 128}) {
-      if (rows > t.most_rows()) continue;
+    for (int rows : {16, 32, 64}) {
       EXPECT_EQ(dtype_bytes(t.type, t.columns), static_cast<size_t>(t.bytes));
       EXPECT_GE(t.pitch, t.bytes + (t.bytes % 16 ? 14 : 0)) << "copies begin at multiples of 16";
       EXPECT_EQ(t.pitch % 16, 0) << "copies are multiples of 16 bytes";

@@ -468,7 +468,6 @@ __device__ void few_rows(const FewRowsArgs& a) {
   TK_FEW_ROWS(name, type, 64)
 
 TK_FEW_ROWS_OF(bf16, kBF16)
-TK_FEW_ROWS(bf16, kBF16, 128)
 TK_FEW_ROWS_OF(f16, kF16)
 TK_FEW_ROWS_OF(q8_0, kQ8_0)
 TK_FEW_ROWS_OF(q4_0, kQ4_0)

@@ -27,8 +27,6 @@ struct FewRowsType {
   TK_HOST_DEVICE constexpr int stage_bytes() const { return kFewRowsTile * pitch; }
   TK_HOST_DEVICE constexpr bool copied_by_threads() const { return bytes % 16 != 0; }
   TK_HOST_DEVICE constexpr int copiers() const { return copied_by_threads() ? 96 : 32; }
-  // The most rows of values: more would leave too little room for weights that are decoded.
-  TK_HOST_DEVICE constexpr int most_rows() const { return type == DType::kBF16 ? 128 : 64; }
 };
 constexpr FewRowsType kFewRowsTypes[] = {
     {DType::kBF16, 128, 256, 256, 128}, {DType::kF16, 128, 256, 256, 256},
@@ -96,10 +94,7 @@ struct FewRowsStages {
 };
 TK_HOST_DEVICE constexpr FewRowsStages few_rows_stages(const FewRowsType& type, int most_rows) {
   const int value_bytes = most_rows * type.columns * 2;
-  if (!type.blocks()) {
-    if (most_rows > 64) return {4, 2, value_bytes};
-    return {most_rows <= 32 ? 6 : 5, most_rows <= 16 ? 6 : 3, value_bytes};
-  }
+  if (!type.blocks()) return {most_rows <= 32 ? 6 : 5, most_rows <= 16 ? 6 : 3, value_bytes};
   constexpr int kRoom = 216 * 1024, kMost = 10;
   const int values = most_rows <= 16 ? 4 : most_rows <= 32 ? 3 : 2;
   const int fit = (kRoom - values * value_bytes) / type.stage_bytes();

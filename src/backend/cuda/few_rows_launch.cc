@@ -45,8 +45,8 @@ bool few_rows_reads(DType weights, int64_t k) {
 }
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks) {
-  return blocks > 0 && blocks <= kFewRowsBlocks && few_rows_reads(p.type, p.k) && p.rows >= 1 &&
-         p.rows <= few_rows_type(p.type)->most_rows() && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
+  return blocks > 0 && blocks <= kFewRowsBlocks && p.rows >= 1 && p.rows <= kMostFewRows &&
+         few_rows_reads(p.type, p.k) && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
          p.pitch % 2 == 0 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
 }
 
@@ -59,7 +59,7 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
                               int in_flight) {
   TK_CHECK(few_rows_takes(p, blocks) && (!split || few_rows_splits(p, blocks)), "{} rows, {} x {}",
            p.rows, p.n, p.k);
-  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
+  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : 64;
   const FewRowsType& type = *few_rows_type(p.type);
   const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = type.columns;
   const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;

@@ -52,19 +52,17 @@ __device__ __forceinline__ void prefetch_map(const void* map) {
 // sums[64 x kRows] += a[64 x 16] * b[kRows x 16]^T, bf16, both in shared memory.
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], uint64_t a, uint64_t b) {
-  static_assert(kRows == 16 || kRows == 32 || kRows == 64 || kRows == 128);
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64);
   if constexpr (kRows == 16)
     asm volatile(TK_WGMMA("16", TK_NAMES_8, "%8,%9,1,1,1,0,0") : TK_SUMS_8(sums) : "l"(a), "l"(b));
   else if constexpr (kRows == 32)
     asm volatile(TK_WGMMA("32", TK_NAMES_16, "%16,%17,1,1,1,0,0")
                  : TK_SUMS_16(sums)
                  : "l"(a), "l"(b));
-  else if constexpr (kRows == 64)
+  else
     asm volatile(TK_WGMMA("64", TK_NAMES_32, "%32,%33,1,1,1,0,0")
                  : TK_SUMS_32(sums)
                  : "l"(a), "l"(b));
-  else
-    product_128<false>(sums, a, b, 1);
 }
 // The same with a in registers, as for mma.m16n8k16.
 template <int kRows>

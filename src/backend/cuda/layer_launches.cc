@@ -1,8 +1,6 @@
 #include "backend/cuda/layer_launches.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 
 #include "backend/cuda/launches.h"
 #include "base/error.h"
@@ -229,12 +227,6 @@ std::vector<BlasProduct> LayerLaunches::products() const {
   return list;
 }
 
-// TOKAMAK_CUDA_FEW_ROWS=128 tries those of 128 rows, which have not run on a GPU yet.
-int64_t LayerLaunches::most_few_rows() {
-  const char* most = std::getenv("TOKAMAK_CUDA_FEW_ROWS");
-  return most && std::string_view(most) == "128" ? 128 : kMostFewRows;
-}
-
 // True: the product runs in few_rows.cu. sums: where they are left to the reader, if they are.
 bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w,
                              FewRowsSums* sums) const {
@@ -245,7 +237,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
     return false;
   p.w = weights_.address(w.parts[0]);
   p.k = w.k;
-  if (p.rows > most_few_rows() || !few_rows_takes(p, blocks)) return false;
+  if (!few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;

@@ -66,8 +66,6 @@ class LayerLaunches {
     DeviceAddress values = 0;
     FewRowsSums sums{};
   };
-  // Larger products are left to a library.
-  static int64_t most_few_rows();
   bool few_rows_by_parts(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
   FewRowsSums product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                       DeviceAddress y, DType out = DType::kBF16) const;
