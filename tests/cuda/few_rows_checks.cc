@@ -276,6 +276,11 @@ void time_few_rows(FewRowsContext& c) {
       time_layers(c, runner, k8B, rows, in_flight);
       time_layers(c, runner, k1_7B, rows, in_flight);
     }
+  for (int64_t rows : {16, 64}) {  // long enough that its beginning and end do not count
+    const Matrices head(c.filler, rows, 128256, 4096, {.f32 = true});
+    const double ms = time_graph(c.stream, [&] { runner.launch(c.stream, head.p, 2, false); });
+    c.report.timing(fmt::format("8B bf16 head, {} rows", rows), ms, head.weight_bytes());
+  }
   for (DType type : {DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K})
     for (int64_t rows : {16, 64})
       for (int in_flight : {2, 3, 4}) time_layers(c, runner, k8B, rows, in_flight, type);

@@ -65,14 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
                          [](const auto& info) { return std::string(info.param); });
 
 // Mixtures of block formats in the persistent kernel.
-class CudaKQuants : public CudaStream {
- protected:
-  void SetUp() override {
-    setenv("TOKAMAK_CUDA_K_QUANTS", "1", 1);
-    CudaStream::SetUp();
-  }
-  void TearDown() override { unsetenv("TOKAMAK_CUDA_K_QUANTS"); }
-};
+class CudaKQuants : public CudaStream {};
 
 TEST_P(CudaKQuants, OneSequenceRunsInThePersistentKernel) {
   ModelRunner ref(path_, options("ref")), cuda(path_, options("cuda"));

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 
 #include "backend/cuda/decode_segments.h"
@@ -263,7 +262,6 @@ DecodeWeight product_type(const WeightEntry& entry) {
 
 // Block formats that are not read as they are, and mixtures, are packed as kK4 and kK8.
 bool takes_segments(const PlanSet& plans, const PlannedDecoder& decoder) {
-  if (!std::getenv("TOKAMAK_CUDA_K_QUANTS")) return false;  // it has not run on a GPU yet
   const DType first = plans.weights.at(decoder.layers[0].out).dtype;
   bool mixed = !streamed_type(first), segments = true;
   for (const PlannedLayer& l : decoder.layers)

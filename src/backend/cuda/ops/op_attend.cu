@@ -151,9 +151,21 @@ TK_DEVICE bool is_visible(const AttendArgs& a, const AttendRow& r, int key) {
   int own = key - (r.length - r.own_rows);  // which of the step's own rows; < 0: older
   int position = own < 0 ? key : a.pos[r.first + own];
   if (a.window > 0 && r.position - position >= a.window) return false;
-  if (own < 0) return true;
-  if (a.mask) return own < a.mask_width && a.mask[int64_t{r.row} * a.mask_width + own] != 0;
-  return a.slot[r.first + own] <= r.own_slot;
+  return own < 0 || a.mask || a.slot[r.first + own] <= r.own_slot;
+}
+
+// The key at a place in the order in which a row adds them; -1: it sees none there. Keys of a branch
+// have the places they would have without other branches, so that drafts change no bit.
+TK_DEVICE int key_at(const AttendArgs& a, const AttendRow& r, int place) {
+  const int older = r.length - r.own_rows;
+  int key = place;
+  if (a.mask && place >= older) {
+    const int32_t* mask = a.mask + int64_t{r.row} * a.mask_width;
+    int before = place - older;  // keys of the branch
+    for (key = older; key < r.length; ++key)
+      if (key - older < a.mask_width && mask[key - older] != 0 && before-- == 0) break;
+  }
+  return is_visible(a, r, key) ? key : -1;
 }
 
 // Adds weight * value of the keys in `all`. The values of several keys are loaded before they are
@@ -192,8 +204,8 @@ template <int parts>
 TK_DEVICE void attend_tile(const AttendArgs& a, const AttendRow& r, int first, const float* q,
                            float* weight, int64_t* place, Flash<parts>& f) {
   unsigned lane = threadIdx.x % kWarp;
-  int key = first + static_cast<int>(lane);
-  bool seen = is_visible(a, r, key);
+  int key = key_at(a, r, first + static_cast<int>(lane));
+  bool seen = key >= 0;
   unsigned all = warp_ballot(seen);
   if (all == 0) return;
   float score = -INFINITY;
