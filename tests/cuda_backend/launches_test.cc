@@ -98,8 +98,12 @@ TEST_F(CudaLaunches, TypesAndTheDeviceDecideToo) {
   EXPECT_EQ(named(q8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream");
   EXPECT_EQ(named(compile("llama_q6_k_head").set())[1],
             "decode B=1: cuda.decode_stream cuda.decoder_layers");
-  Compiled q4_k = compile("llama_q4_k");
-  EXPECT_EQ(named(q4_k.set())[1], "decode B=1: cuda.decode_stream cuda.decoder_layers");
+  EXPECT_EQ(named(compile("llama_q4_k_m").set())[1],
+            "decode B=1: cuda.decode_stream cuda.decoder_layers");
+  Compiled narrow = compile("llama_q4_k");
+  EXPECT_EQ(named(narrow.set())[1], "decode B=1: cuda.decoder_layers");
+  EXPECT_EQ(why_not(narrow, 1, "cuda.decode_stream"),
+            "the persistent decode kernel needs widths that fall into equal parts of segments");
   Compiled fp8 = compile("llama_bf16", true);
   EXPECT_EQ(named(fp8.set())[2], "decode B<=8: cuda.decoder_layers cuda.decode_stream.fp8");
   EXPECT_EQ(why_not(fp8, 2, "cuda.decode_stream"), "slower");
