@@ -118,7 +118,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
 // Up to four rows.
 template <int F>
 void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if constexpr (F == kFQ4_0 || F == kFQ4_1 || F == kFQ8_0) {
+  if constexpr (F == kFQ4_0 || F == kFQ4_1 || F == kFQ4_K || F == kFQ8_0) {
     if (rows <= 2)
       qtile<F, 2>(panel, x, blocks, out);
     else if (rows == 3)
