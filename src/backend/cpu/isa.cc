@@ -39,9 +39,10 @@ std::vector<const KernelTable*> available_tables() {
 #if defined(__aarch64__)
   // Bits of the kernel's user-space ABI, spelled out because older headers lack some.
   bool dotprod = (getauxval(AT_HWCAP) & 1ul << 20) != 0;
-  bool i8mm = (getauxval(AT_HWCAP2) & 1ul << 13) != 0;
+  bool fhm = (getauxval(AT_HWCAP) & 1ul << 23) != 0;  // products of halves added to f32
+  bool i8mm = (getauxval(AT_HWCAP2) & 1ul << 13) != 0 && fhm;
   if (dotprod) out.push_back(neon_table());
-  bool bf16 = (getauxval(AT_HWCAP2) & 1ul << 14) != 0 && (getauxval(AT_HWCAP) & 1ul << 23) != 0;
+  bool bf16 = (getauxval(AT_HWCAP2) & 1ul << 14) != 0;
   if (dotprod && i8mm) out.push_back(i8mm_table());
   if (dotprod && i8mm && bf16) out.push_back(bf16_table());
 #elif defined(__x86_64__)

@@ -22,6 +22,8 @@ TK_INLINE int32x4_t pair_of(const int32x4_t* d, int p) {
 
 #include "backend/cpu/qwide_i8mm.inc"
 
+#include "backend/cpu/qsingle_i8mm.inc"
+
 #include "backend/cpu/qtile_i8mm.inc"
 
 #include "backend/cpu/qfew_i8mm.inc"
@@ -116,7 +118,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
 // Up to four rows.
 template <int F>
 void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if constexpr (F == kFQ4_0 || F == kFQ4_1 || F == kFQ8_0) {
+  if constexpr (F == kFQ4_0 || F == kFQ4_1 || F == kFQ4_K || F == kFQ8_0) {
     if (rows <= 2)
       qtile<F, 2>(panel, x, blocks, out);
     else if (rows == 3)
@@ -161,6 +163,7 @@ template <int F>
 __attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* x, int64_t blocks,
                                            float* sums) {
   using P = Panel<F>;
+  if constexpr (kSingleLoop<F>) return single_loop<F>(panel, x, blocks, sums);
   float32x4_t acc[4];
   for (int r = 0; r < 4; ++r) acc[r] = vld1q_f32(sums + 4 * r);
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
