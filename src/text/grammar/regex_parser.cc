@@ -418,8 +418,8 @@ class RegexParser {
   CharFsm fsm_;
 };
 
-// The end of the group or alternative that begins at `pos`: a `)` or, with `bars`, a `|` that is not
-// inside of another one; npos: none.
+// The end of the group or alternative that begins at `pos`: a `)` or, with `bars`, a `|` that is
+// not inside of another one; npos: none.
 size_t end_of_part(std::string_view pattern, size_t pos, bool bars) {
   int depth = 0;
   for (bool in_class = false; pos < pattern.size(); ++pos) {
