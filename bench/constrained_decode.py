@@ -8,6 +8,8 @@ import http.client
 import json
 import pathlib
 import subprocess
+import sys
+import tempfile
 import time
 
 from served import Server
@@ -36,6 +38,7 @@ def main():
     parser.add_argument("tokamak")
     parser.add_argument("model")
     parser.add_argument("--llama")
+    parser.add_argument("--converter", help="llama.cpp's examples/json_schema_to_grammar.py, for --llama with --schema")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -61,8 +64,12 @@ def main():
               f"ratio {c['constrained'] / c['free']:.3f} CPU, {w['constrained'] / w['free']:.3f}")
         print(answer["choices"][0]["text"][:200])
     if args.llama:
+        if args.schema:
+            grammar = subprocess.run([sys.executable, args.converter, "-"], input=json.dumps(SCHEMA), check=True, capture_output=True, text=True).stdout
+            path = pathlib.Path(tempfile.mkdtemp()) / "schema.gbnf"
+            path.write_text(grammar)
         print(subprocess.run([args.llama, args.model, str(path), PROMPT, str(args.tokens), str(args.threads), str(args.rounds)], check=True, capture_output=True,
-                             text=True).stdout[:400])
+                             text=True).stdout)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,30 @@ TEST(JsonSchema, WhiteSpaceIsBounded) {
     EXPECT_FALSE(grammar->matches(bad)) << bad;
 }
 
-// Bounded time, and a message that says what is too much.
+// A format that is not known is an annotation that the author hears of; with `strict`, an error.
+TEST(JsonSchema, UnknownFormats) {
+  Value schema = parse_json(R"({"type": "object", "properties": {
+      "a": {"type": "string", "format": "shoe-size"}, "b": {"type": "string", "format": "date"},
+      "c": {"type": "string", "format": "password"}, "d": {"type": "integer", "format": "x"}}})");
+  Grammar grammar(json_schema_grammar(schema), byte_vocabulary());
+  ASSERT_EQ(grammar.notes().size(), 1u);
+  EXPECT_NE(grammar.notes()[0].find("#/properties/a/format: 'shoe-size' is not known"),
+            std::string::npos);
+  EXPECT_TRUE(grammar.matches(R"({"a":"any","b":"2024-02-29"})"));
+  EXPECT_FALSE(grammar.matches(R"({"a":"any","b":"any"})"));
+  try {
+    json_schema_grammar(schema, {}, true);
+    FAIL() << "the format is not known";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("#/properties/a/format: is not supported"),
+              std::string::npos);
+  }
+  Value many = Value::array();
+  for (int i = 0; i < 100; ++i)
+    many.push(Value::Object{{"type", "string"}, {"format", fmt::format("f{}", i)}});
+  EXPECT_LE(json_schema_grammar(Value::Object{{"prefixItems", many}}).notes.size(), 16u);
+}
+
 // What the Python package jsonschema does not check.
 TEST(JsonSchema, FormatsOfNumbersAndEncodings) {
   auto matches = [](const char* schema, const char* text) {
@@ -128,6 +151,8 @@ TEST(JsonSchema, FormatsOfNumbersAndEncodings) {
   EXPECT_TRUE(matches(R"({"type": "integer", "format": "int32"})", "2147483647"));
   EXPECT_FALSE(matches(R"({"type": "integer", "format": "int32"})", "2147483648"));
   EXPECT_FALSE(matches(R"({"type": "integer", "format": "int64"})", "9223372036854775808"));
+  EXPECT_TRUE(matches(R"({"type": "integer", "format": "uint64"})", "18446744073709551615"));
+  EXPECT_FALSE(matches(R"({"type": "integer", "format": "uint64"})", "18446744073709551616"));
   EXPECT_FALSE(matches(R"({"type": "integer", "format": "int32", "minimum": 5})", "4"));
   EXPECT_TRUE(matches(R"({"type": "string", "contentEncoding": "base64"})", R"("QUI=")"));
   EXPECT_FALSE(matches(R"({"type": "string", "contentEncoding": "base64"})", R"("QUI")"));
@@ -149,6 +174,7 @@ TEST(JsonSchema, WhiteSpaceMayBeAPattern) {
     EXPECT_THROW(json_schema_grammar(Value(true), bad), Error) << bad;
 }
 
+// Bounded time, and a message that says what is too much.
 TEST(JsonSchema, HostileSchemas) {
   std::string deep;
   for (int i = 0; i < 120; ++i) deep += R"({"type":"array","items":)";

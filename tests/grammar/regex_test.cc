@@ -50,6 +50,11 @@ const RegexCase kRegexCases[] = {
     {"(?is)a.", RegexUse::kWhole, {"A\n"}, {"A"}},
     {"(?P<n>a)b", RegexUse::kWhole, {"ab"}, {"a"}},
     {"\\Aab\\Z", RegexUse::kSearch, {"ab"}, {"xab", "abx"}},
+    {"^(?!a|b[)]|c$)[a-c)]+$", RegexUse::kSearch, {"b", "bb)", "cc"}, {"a", "b)", "c", "d", ""}},
+    {"^(?!x)", RegexUse::kSearch, {"", "ax"}, {"x", "xa"}},
+    {"^(?=.{2,3}$)(?!\\))a*\\)$", RegexUse::kSearch, {"a)", "aa)"}, {")", "aaa)", "aa"}},
+    {"(?!ab)[ab]*", RegexUse::kWhole, {"", "a", "ba"}, {"ab", "aba", "c"}},
+    {"(?=a)[ab]{2}", RegexUse::kWhole, {"aa", "ab"}, {"ba", "a"}},
 };
 
 TEST(Regex, Matches) {
@@ -74,7 +79,10 @@ TEST(Regex, Matches) {
 
 TEST(Regex, RejectsWhatIsNotAvailable) {
   const std::pair<const char*, const char*> bad[] = {
-      {"(?=a)b", "look-around"},
+      {"a(?=a)b", "look-around"},
+      {"(?=a)b|c", "look-around"},
+      {"^((?!a).)*$", "look-around"},
+      {"(?!(?!a)b)c", "look-around"},
       {"(?<!a)b", "look-around"},
       {"(?x)a", "look-around and flags"},
       {"a(?i)b", "look-around and flags"},

@@ -243,6 +243,10 @@ class ToolFormats(unittest.TestCase):
                     data = chunks(server.request("POST", "/v1/chat/completions", chat(f"[say {text}]", tools=tools, stream=True))[2])
                     parts = [c["function"] for d in data for c in d["choices"][0]["delta"].get("tool_calls", [])]
                     self.assertEqual("".join(p["arguments"] for p in parts), function["arguments"])
+                    strict = [{**t, "function": {**t["function"], "strict": True}} for t in tools]
+                    headers = server.request("POST", "/v1/chat/completions", chat("[say x]", tools=strict))[1]
+                    held = name in ("hermes", "llama3", "mistral", "granite", "phi4", "command_r", "harmony")
+                    self.assertEqual("x-tokamak-warning" in headers, not held, headers)
                     if name != "harmony":  # test_structured has the others
                         continue
                     forced = server.json("POST", "/v1/chat/completions", chat(f"[obey][say {text}]", tools=tools, tool_choice="required", max_tokens=300))[1]["choices"][0]

@@ -3,6 +3,7 @@ import json
 import math
 import re
 import unittest
+import urllib.request
 
 from serve_test import LLAMA, Serve
 
@@ -43,6 +44,19 @@ class Structured(unittest.TestCase):
                     ended += 1
                     self.assertTrue(is_valid(choice["text"]), choice["text"])
         self.assertGreaterEqual(ended, 12)
+
+    def test_unknown_formats(self):
+        schema = {"type": "object", "properties": {"a\n\u00e9": {"type": "string", "format": "shoe-size", "maxLength": 4}}, "required": ["a\n\u00e9"]}
+        form = lambda **strict: {"type": "json_schema", "json_schema": {"name": "t", "schema": schema, **strict}}
+        for fields in ({"guided_json": schema}, {"response_format": form()}, {"response_format": form(strict=False)}):
+            status, headers, _ = self.server.post("/v1/completions", prompt="x", max_tokens=2, **fields)
+            self.assertEqual(status, 200)
+            self.assertEqual(headers["x-tokamak-warning"], "the JSON schema, #/properties/a???/format: 'shoe-size' is not known and has no effect")
+        body = json.dumps({"prompt": "x", "max_tokens": 2, "stream": True, "guided_json": schema}).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.server.url + "/v1/completions", body, {"content-type": "application/json"}), timeout=60) as r:
+            self.assertIn("'shoe-size' is not known", r.headers["x-tokamak-warning"])
+        self.assertNotIn("x-tokamak-warning", self.server.post("/v1/completions", prompt="x", max_tokens=1, guided_json=SCHEMA)[1])
+        self.refused("response_format.json_schema.schema", "invalid_value", response_format=form(strict=True))
 
     def test_anthropics_way_to_ask_for_a_schema(self):
         ended, form = 0, {"type": "json_schema", "schema": SCHEMA}

@@ -64,7 +64,7 @@ std::string Session::cors_headers(const Request& request) const {
   std::string lines = fmt::format(
       "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
       "Access-Control-Allow-Credentials: true\r\n"
-      "Access-Control-Expose-Headers: x-request-id, retry-after\r\n",
+      "Access-Control-Expose-Headers: x-request-id, retry-after, x-tokamak-warning\r\n",
       origin);
   if (request.method == "OPTIONS") {
     // A wildcard does not cover Authorization in browsers, which send the names in lower case. The

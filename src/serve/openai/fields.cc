@@ -149,17 +149,27 @@ std::vector<std::string> Fields::unknown() const {
   return names;
 }
 
-void log_unknown_fields(const std::vector<std::string>& names) {
-  constexpr size_t kMaxNames = 256, kMaxLength = 64;
+std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 0x20 && c < 0x7f ? c : '?';
+  return out;
+}
+
+void log_once(std::string_view text) {
+  constexpr size_t kMaxTexts = 256, kMaxLength = 200;
   static std::mutex mutex;
   static std::set<std::string> logged;
-  for (const std::string& name : names) {
-    std::string key;
-    for (char c : name.substr(0, kMaxLength)) key += c >= 0x20 && c < 0x7f ? c : '?';
+  std::string line = printable(text.substr(0, kMaxLength));
+  {
     std::lock_guard lock(mutex);
-    if (logged.size() >= kMaxNames || !logged.insert(key).second) continue;
-    log::info("unknown request field '{}' ignored", key);
+    if (logged.size() >= kMaxTexts || !logged.insert(line).second) return;
   }
+  log::info("{}", line);
+}
+
+void log_unknown_fields(const std::vector<std::string>& names) {
+  for (const std::string& name : names)
+    log_once(fmt::format("unknown request field '{}' ignored", name.substr(0, 64)));
 }
 
 }  // namespace tokamak::openai

@@ -48,5 +48,9 @@ int64_t checked_integer(const std::string& param, const Value& value, int64_t lo
 
 // Logs each unknown field once, for at most a few hundred names.
 void log_unknown_fields(const std::vector<std::string>& names);
+// `text` in printable ASCII, for logs and headers.
+std::string printable(std::string_view text);
+// The printable text, once; a client cannot fill the log.
+void log_once(std::string_view text);
 
 }  // namespace tokamak::openai

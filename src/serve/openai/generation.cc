@@ -168,7 +168,7 @@ void Generation::start() {
     head.headers = {{"Cache-Control", "no-cache"},
                     {"X-Accel-Buffering", "no"},
                     {"traceparent", context_.trace.header()}};
-    add_request_id(head.headers);
+    add_headers(head.headers);
     exchange_->start_stream(std::move(head));
     shape_->begin(events_, static_cast<int>(choices_.size()),
                   request_.params.return_token_ids ? &request_.prompts[0].ids : nullptr, usage());
@@ -345,7 +345,7 @@ void Generation::complete() {
   if (request_.params.stream) return shape_->end(events_, total);
   http::Response response;
   response.headers.emplace_back("traceparent", context_.trace.header());
-  add_request_id(response.headers);
+  add_headers(response.headers);
   if (request_.params.prompt_logprobs >= 0)
     for (size_t i = 0; i < whole_.size(); ++i) {
       size_t part = i / static_cast<size_t>(request_.params.n);
@@ -392,7 +392,7 @@ void Generation::break_off(const Delta& delta) {
                                                          : "";
   http::Response response = shape_->error(http::error_response(status, message, "", "", code));
   response.headers.emplace_back("traceparent", context_.trace.header());
-  add_request_id(response.headers);
+  add_headers(response.headers);
   if (status == 429)
     response.headers.emplace_back("Retry-After",
                                   retry_after_header(request_.model->client->info().retry_after));
@@ -403,8 +403,19 @@ void Generation::break_off(const Delta& delta) {
   cancel_all();
 }
 
-// The client's id if it sent one: in the header, which every answer repeats, or in the body.
-void Generation::add_request_id(http::Headers& headers) const {
+// The client's id if it sent one: in the header, which every answer repeats, or in the body. What
+// the grammar leaves out.
+void Generation::add_headers(http::Headers& headers) const {
+  const GenerationParams& p = request_.params;
+  auto warn = [&](const std::shared_ptr<const grammar::Grammar>& grammar) {
+    if (grammar == nullptr) return;
+    for (const std::string& note : grammar->notes())
+      headers.emplace_back("X-Tokamak-Warning", printable(note.substr(0, 200)));
+  };
+  if (!p.warning.empty()) headers.emplace_back("X-Tokamak-Warning", p.warning);
+  warn(p.grammar);
+  warn(p.call_grammar);
+  for (const MessageForm& m : p.messages) warn(m.grammar);
   const std::string& own = request_.params.request_id;
   if (exchange_->request().request_id().empty())
     headers.emplace_back("X-Request-Id", own.empty() ? shape_->id() : own);

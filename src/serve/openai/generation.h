@@ -96,7 +96,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void break_off(const Delta& delta);  // the engine could not finish
   [[noreturn]] void refuse() const;    // rethrows submit's error as an ApiError
   void cancel_all();
-  void add_request_id(http::Headers& headers) const;
+  void add_headers(http::Headers& headers) const;
   Usage usage() const;
   void log_end(int status, const std::string& error, const Usage* total);
 

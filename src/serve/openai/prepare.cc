@@ -257,8 +257,9 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.output.split = !thoughts_in_text(fields, *model);
   request.params.thought_budget = read_thought_budget(fields, *model);
   add_format_stops(request);
-  if (CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{};
-      call.constrains()) {
+  CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{};
+  request.params.warning = std::move(call.warning);
+  if (call.constrains()) {
     if (request.params.grammar != nullptr)
       bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
                   "{} cannot be combined with another constraint of the answer.",

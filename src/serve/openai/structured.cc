@@ -34,10 +34,13 @@ class Constraint {
     set(param, {kind, value.as_string(), {}});
   }
   // An object, or the same as text.
-  void set_schema(const std::string& param, const Value& value) {
+  void set_schema(const std::string& param, const Value& value, bool strict = false) {
     if (!value.is_object() && !value.is_bool() && !value.is_string())
       wrong_type(param, "a JSON schema", value);
-    set(param, {Kind::kJsonSchema, value.is_string() ? value.as_string() : dump_json(value), {}});
+    GrammarSource source{Kind::kJsonSchema,
+                         value.is_string() ? value.as_string() : dump_json(value)};
+    source.strict = strict;
+    set(param, std::move(source));
   }
   void set_choice(const std::string& param, const Value& value) {
     if (!value.is_array()) wrong_type(param, "an array of strings", value);
@@ -67,7 +70,9 @@ class Constraint {
       source.space = space_;
     }
     try {
-      return model.grammars->get(source);
+      auto grammar = model.grammars->get(source);
+      for (const std::string& note : grammar->notes()) log_once(note);
+      return grammar;
     } catch (const Error& e) {
       if (e.code() == ErrorCode::kInternal) throw;
       bad_request(param_, "invalid_value", "Invalid '{}': {}.", param_, e.what());
@@ -100,8 +105,8 @@ void read_response_format(Fields& fields, Constraint& constraint) {
   Fields schema(inner.require("json_schema"), "response_format.json_schema");
   schema.string("name");
   schema.string("description");
-  schema.boolean("strict");  // always
-  constraint.set_schema("response_format.json_schema.schema", schema.require("schema"));
+  const bool strict = schema.boolean("strict").value_or(false);
+  constraint.set_schema("response_format.json_schema.schema", schema.require("schema"), strict);
 }
 
 void read_structured_outputs(Fields& fields, Constraint& constraint) {
@@ -228,9 +233,10 @@ std::vector<MessageForm> call_messages(const Value& tools, const std::string& na
     const std::string& to = function.at("name").as_string();
     if (!name.empty() && to != name) continue;
     Constraint constraint;
-    constraint.set(
-        "tools",
-        {Kind::kJsonSchema, dump_json(argument_schema(function, forced || is_strict(tool))), {}});
+    GrammarSource source{Kind::kJsonSchema,
+                         dump_json(argument_schema(function, forced || is_strict(tool)))};
+    source.strict = is_strict(tool);
+    constraint.set("tools", std::move(source));
     auto grammar = constraint.compile(model);
     // Models write the first form; the second one is how templates show earlier calls.
     for (const std::string& header :
@@ -364,7 +370,13 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
     out.format = find_tool_format("llama3");
     format = &kJsonCalls[1];
   }
-  if (format == nullptr) return {};  // strict has no effect
+  if (format == nullptr) {
+    out.warning = fmt::format(
+        "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
+        model.tool_format == nullptr ? "" : fmt::format(" ({})", model.tool_format->name));
+    log_once(out.warning);
+    return out;
+  }
   std::string_view list = format->list ? "/items" : "";
   Value calls = Value::array();
   for (const Value& tool : tools->as_array()) {
@@ -380,6 +392,7 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   source.before = out.forced ? std::string(format->mark) + std::string(format->before)
                              : std::string(format->before);
   source.after = format->after;
+  source.strict = strict;
   Constraint constraint;
   constraint.set("tools", std::move(source));
   out.grammar = constraint.compile(model);

@@ -25,6 +25,7 @@ struct CallGrammar {
   bool forced = false;
   const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
   std::vector<MessageForm> messages;   // in Harmony's format, instead of the grammar
+  std::string warning = {};            // for the client
   bool constrains() const { return grammar != nullptr || !messages.empty(); }
 };
 CallGrammar call_grammar(const Value& body, const ServedModel& model);

@@ -24,6 +24,7 @@ std::string key_of(const GrammarSource& source) {
   for (const std::string& part : source.choices) key += fmt::format("|{}:{}", part.size(), part);
   for (const std::string& part : {source.before, source.after})
     key += fmt::format("|{}:{}", part.size(), part);
+  if (source.strict) key += "|strict";
   if (source.space) key += "|space:" + *source.space;
   return key;
 }
@@ -46,7 +47,8 @@ Ir parse_kind(const GrammarSource& source) {
     case Kind::kJsonObject:
       return json_object_grammar(source.space);
     case Kind::kJsonSchema:
-      return json_schema_grammar(parse_json(source.text, "the JSON schema"), source.space);
+      return json_schema_grammar(parse_json(source.text, "the JSON schema"), source.space,
+                                 source.strict);
     case Kind::kRegex:
       return single_rule(
           [](Ir& ir, const GrammarSource& s) {

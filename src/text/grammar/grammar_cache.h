@@ -29,6 +29,7 @@ struct GrammarSource {
   std::string before{}, after{};  // fixed texts around it
   // JSON: a regular expression for white space between its parts; unset: as docs/structured.md says
   std::optional<std::string> space{};
+  bool strict = false;  // json_schema_grammar()
 };
 inline constexpr size_t kMaxSourceBytes = size_t{1} << 20;
 

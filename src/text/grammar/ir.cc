@@ -51,6 +51,7 @@ const RuleId* Ir::find_rule(const std::string& name) const {
 }
 
 RuleId Ir::embed(const Ir& other) {
+  notes.insert(notes.end(), other.notes.begin(), other.notes.end());
   auto first_expr = static_cast<ExprId>(exprs_.size());
   auto first_rule = static_cast<RuleId>(rules_.size());
   auto moved = [&](ExprId id) { return id == kNoExpr ? id : id + first_expr; };

@@ -85,6 +85,7 @@ class Ir {
   const std::vector<Rule>& rules() const { return rules_; }
   const Expr& expr(ExprId id) const { return exprs_[id]; }
   RuleId root = 0;
+  std::vector<std::string> notes;  // what the author should know about a grammar that is accepted
 
  private:
   std::vector<Expr> exprs_;

@@ -18,8 +18,8 @@ namespace tokamak::grammar {
 // Owner: json_schema_grammar(); one thread.
 class SchemaCompiler {
  public:
-  SchemaCompiler(const Value& schema, const std::optional<std::string>& space)
-      : document_(schema), rules_(ir_, space) {}
+  SchemaCompiler(const Value& schema, const std::optional<std::string>& space, bool strict)
+      : document_(schema), rules_(ir_, space), strict_(strict) {}
   Ir compile();
 
  private:
@@ -42,6 +42,7 @@ class SchemaCompiler {
   ExprId string(const Conjunction& all);
   // The texts of strings, and whether anything but the length restricts them.
   bool string_fsm(const Conjunction& all, CharFsm& out);
+  const CharFsm* known_format(const SchemaRef& s);  // nullptr: it allows every string
   static CharFsm of_length(const CharFsm& fsm, uint32_t min, uint32_t max, const std::string& path);
   bool excluded_strings(const Value& schema, const std::string& path, CharFsm& out);
   std::pair<uint32_t, uint32_t> limits(const Conjunction& all, const char* least, const char* most);
@@ -84,6 +85,7 @@ class SchemaCompiler {
   Ir ir_;
   SchemaDocument document_;
   JsonRules rules_;
+  const bool strict_;
   using Key = std::vector<std::tuple<const Value*, int, const Value*>>;
   std::map<Key, RuleId> known_;
   std::map<std::string, RuleId> strings_;  // by what restricts them

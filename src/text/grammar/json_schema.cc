@@ -19,17 +19,23 @@ constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer 
 constexpr size_t kFsmStatesForLengths = 8000;
 constexpr size_t kSharedStates = 100;  // strings with more than these are one rule for all schemas
 constexpr uint32_t kShortest = 16;     // a maxLength that is lowered is not below this
+constexpr size_t kMaxNotes = 16;       // kept of a schema
 const Value kFalse(false);             // the schema of nothing
-constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
-    {"int8", {INT8_MIN, INT8_MAX}},    {"int16", {INT16_MIN, INT16_MAX}},
-    {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}},
-    {"uint8", {0, UINT8_MAX}},         {"uint16", {0, UINT16_MAX}},
-    {"uint32", {0, UINT32_MAX}},       {"uint64", {0, INT64_MAX}}};
+struct NumberFormat {
+  std::string_view name;
+  int64_t min;
+  uint64_t max;
+};
+constexpr NumberFormat kNumberFormats[] = {
+    {"int8", INT8_MIN, INT8_MAX},    {"int16", INT16_MIN, INT16_MAX},
+    {"int32", INT32_MIN, INT32_MAX}, {"int64", INT64_MIN, INT64_MAX},
+    {"uint8", 0, UINT8_MAX},         {"uint16", 0, UINT16_MAX},
+    {"uint32", 0, UINT32_MAX},       {"uint64", 0, UINT64_MAX}};
 
 }  // namespace
 
-Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space) {
-  return SchemaCompiler(schema, space).compile();
+Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space, bool strict) {
+  return SchemaCompiler(schema, space, strict).compile();
 }
 
 Ir json_object_grammar(const std::optional<std::string>& space) {
@@ -229,6 +235,25 @@ bool SchemaCompiler::excluded_strings(const Value& schema, const std::string& pa
   return !texts.empty();
 }
 
+const CharFsm* SchemaCompiler::known_format(const SchemaRef& s) {
+  const Value* format = s.find("format");
+  if (format == nullptr) return nullptr;
+  if (!format->is_string()) schema_error(s.path, "format", "must be a string");
+  const std::string& name = format->as_string();
+  if (is_hint_format(name)) return nullptr;
+  const CharFsm* fsm = format_fsm(name);
+  if (fsm != nullptr) return fsm;
+  if (strict_)
+    schema_error(s.path, "format",
+                 fmt::format("is not supported; those that are: {}", format_names()));
+  std::string note = schema_message(
+      s.path, "format", fmt::format("'{}' is not known and has no effect", name.substr(0, 64)));
+  if (std::find(ir_.notes.begin(), ir_.notes.end(), note) == ir_.notes.end() &&
+      ir_.notes.size() < kMaxNotes)
+    ir_.notes.push_back(std::move(note));
+  return nullptr;
+}
+
 bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
   bool any = false;
   auto restrict_to = [&](const CharFsm& fsm) {
@@ -249,14 +274,7 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
                      "is not supported; those that are: base64, base64url, base32 and base16");
       restrict_to(*fsm);
     }
-    if (const Value* format = s.find("format")) {
-      if (format->is_string() && is_hint_format(format->as_string())) continue;
-      const CharFsm* fsm = format->is_string() ? format_fsm(format->as_string()) : nullptr;
-      if (fsm == nullptr)
-        schema_error(s.path, "format",
-                     fmt::format("is not supported; those that are: {}", format_names()));
-      restrict_to(*fsm);
-    }
+    if (const CharFsm* fsm = known_format(s)) restrict_to(*fsm);
   }
   return any;
 }
@@ -320,9 +338,9 @@ NumberBounds SchemaCompiler::number_bounds(const Conjunction& all) {
     };
     // OpenAPI's formats of numbers are bounds.
     const Value* format = s.find("format");
-    for (const auto& [name, bounds] : kNumberFormats)
-      if (format != nullptr && format->is_string() && format->as_string() == name) {
-        Decimal low = decimal_of(Value(bounds.first)), high = decimal_of(Value(bounds.second));
+    for (const NumberFormat& f : kNumberFormats)
+      if (format != nullptr && format->is_string() && format->as_string() == f.name) {
+        Decimal low = decimal_of(Value(f.min)), high{false, std::to_string(f.max), ""};
         if (!out.min || compare(low, *out.min) > 0) out.min = low, out.above_min = false;
         if (!out.max || compare(high, *out.max) < 0) out.max = high, out.below_max = false;
       }

@@ -11,7 +11,10 @@ namespace tokamak::grammar {
 // Every text of the grammar is valid under the schema. What the grammar could not hold to is an
 // Error(kInvalidArgument or kOutOfRange) that names the keyword and its place, never ignored.
 // `space`: a regular expression for white space (json_rules.h).
-Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space = {});
+// `strict`: a `format` that is not known is an error too. Otherwise it is an annotation, as JSON
+// Schema says, and one of Ir::notes.
+Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space = {},
+                       bool strict = false);
 // Any object.
 Ir json_object_grammar(const std::optional<std::string>& space = {});
 

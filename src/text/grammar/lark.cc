@@ -327,6 +327,7 @@ class LarkParser final : RuleParser {
         error(fmt::format("the flag '{}' of a regular expression is not available", c));
     }
     try {
+      flags.inside = true;
       return expr_of(ir_, parse_regex(pattern, RegexUse::kWhole, flags));
     } catch (const Error& e) {
       pos_ = begin;

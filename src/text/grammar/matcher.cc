@@ -14,7 +14,7 @@ constexpr size_t kTokenBudget = 20'000, kMaskBudget = 60'000;
 }  // namespace
 
 Grammar::Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary)
-    : vocabulary_(std::move(vocabulary)), nfa_(lower(ir)) {
+    : vocabulary_(std::move(vocabulary)), nfa_(lower(ir)), notes_(ir.notes) {
   std::lock_guard lock(mutex_);
   begin(kTokenBudget);
 }

@@ -24,6 +24,7 @@ class Grammar {
   Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary);
 
   const Vocabulary& vocabulary() const { return *vocabulary_; }
+  const std::vector<std::string>& notes() const { return notes_; }  // Ir::notes
   size_t cache_bytes() const;
   bool matches(std::string_view text) const;  // the whole text
 
@@ -35,6 +36,7 @@ class Grammar {
 
   std::shared_ptr<const Vocabulary> vocabulary_;
   const Nfa nfa_;
+  const std::vector<std::string> notes_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Automaton> automaton_;
   mutable std::vector<std::unique_ptr<StateMask>> masks_;  // by state

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "text/unicode.h"
@@ -417,6 +418,50 @@ class RegexParser {
   CharFsm fsm_;
 };
 
+// The end of the group or alternative that begins at `pos`: a `)` or, with `bars`, a `|` that is
+// not inside of another one; npos: none.
+size_t end_of_part(std::string_view pattern, size_t pos, bool bars) {
+  int depth = 0;
+  for (bool in_class = false; pos < pattern.size(); ++pos) {
+    const char c = pattern[pos];
+    if (c == '\\')
+      ++pos;
+    else if (in_class)
+      in_class = c != ']';
+    else if (c == '[')
+      in_class = true;
+    else if (c == '(')
+      ++depth;
+    else if ((c == ')' && depth-- == 0) || (bars && c == '|' && depth == 0))
+      return pos;
+  }
+  return pattern.npos;
+}
+
+// Look-ahead where the text begins, ^(?!a)b or ^(?=a)b, is one more condition on the whole text.
+// Moves it from the pattern to `conditions`, which match texts that must (not) be.
+struct LookAhead {
+  std::string pattern;
+  bool negative;
+};
+std::string without_look_ahead(std::string_view pattern, RegexUse use,
+                               std::vector<LookAhead>& conditions) {
+  std::string_view rest = pattern;
+  if (rest.starts_with('^'))
+    rest.remove_prefix(1);
+  else if (use == RegexUse::kSearch)
+    return std::string(pattern);
+  while (rest.starts_with("(?!") || rest.starts_with("(?=")) {
+    const size_t close = end_of_part(rest, 3, false);
+    if (close == rest.npos) break;
+    conditions.push_back({fmt::format("^(?:{})", rest.substr(3, close - 3)), rest[2] == '!'});
+    rest.remove_prefix(close + 1);
+  }
+  // Alternatives: the condition belongs to the first one.
+  if (end_of_part(rest, 0, true) != rest.npos) conditions.clear();
+  return conditions.empty() ? std::string(pattern) : fmt::format("^{}", rest);
+}
+
 }  // namespace
 
 CodeSet any_case(const CodeSet& set) {
@@ -436,7 +481,15 @@ CodeSet any_case(const CodeSet& set) {
 }
 
 CharFsm parse_regex(std::string_view pattern, RegexUse use, RegexFlags flags) {
-  return RegexParser(pattern, flags).parse(use);
+  std::vector<LookAhead> conditions;
+  const std::string rest =
+      flags.inside ? std::string(pattern) : without_look_ahead(pattern, use, conditions);
+  CharFsm out = RegexParser(rest, flags).parse(use);
+  for (const LookAhead& c : conditions) {
+    CharFsm fsm = RegexParser(c.pattern, flags).parse(RegexUse::kSearch);
+    out = intersect(out, c.negative ? complement(fsm) : fsm);
+  }
+  return out;
 }
 
 }  // namespace tokamak::grammar
