@@ -55,7 +55,7 @@ void list_entries(bool json) {
              static_cast<double>(cache.limit()) / (1 << 20));
   for (const CacheEntry& e : entries)
     fmt::print("  {}  {:>9} bytes  used {}  {}\n", e.key, e.bytes, day_and_time(e.used),
-               e.damaged()        ? "damaged"
+               e.damaged()       ? "damaged"
                : e.other_version ? "of another version"
                                  : fmt::format("{} on {}", e.model, e.backend));
 }
