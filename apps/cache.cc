@@ -29,6 +29,7 @@ Value entries_value(const CompileCache& cache, const std::vector<CacheEntry>& en
                               {"bytes", e.bytes},
                               {"used", e.used}};
     row.set("error", e.error.empty() ? Value() : Value(e.error));
+    row.set("other_version", e.other_version);
     list.push(std::move(row));
   }
   return Value::Object{{"folder", cache.folder().string()},
@@ -54,24 +55,30 @@ void list_entries(bool json) {
              static_cast<double>(cache.limit()) / (1 << 20));
   for (const CacheEntry& e : entries)
     fmt::print("  {}  {:>9} bytes  used {}  {}\n", e.key, e.bytes, day_and_time(e.used),
-               e.error.empty() ? fmt::format("{} on {}", e.model, e.backend) : "damaged");
+               e.damaged()       ? "damaged"
+               : e.other_version ? "of another version"
+                                 : fmt::format("{} on {}", e.model, e.backend));
 }
 
 void verify_entries(bool json, bool remove) {
   CompileCache cache = CompileCache::from_environment();
   std::vector<CacheEntry> entries = cache.entries(true);
-  size_t damaged = 0;
-  for (const CacheEntry& e : entries) damaged += !e.error.empty();
+  size_t damaged = 0, other_version = 0;
+  for (const CacheEntry& e : entries) {
+    damaged += e.damaged();
+    other_version += e.other_version;
+  }
   if (remove) cache.remove_damaged();
   if (json) {
     Value v = entries_value(cache, entries);
     v.set("damaged", uint64_t{damaged});
+    v.set("other_version", uint64_t{other_version});
     fmt::print("{}\n", dump_json(v, 2));
   } else {
     for (const CacheEntry& e : entries)
       if (!e.error.empty()) fmt::print("{}\n", e.error);
-    fmt::print("{} entries, {} damaged{}\n", entries.size(), damaged,
-               remove && damaged > 0 ? " and removed" : "");
+    fmt::print("{} entries, {} damaged{}, {} of another version\n", entries.size(), damaged,
+               remove && damaged > 0 ? " and removed" : "", other_version);
   }
   if (damaged > 0 && !remove)
     fail(ErrorCode::kCorrupt,
@@ -108,8 +115,8 @@ void add_cache_verb(CLI::App& app) {
   add("clear", "remove every entry")->callback([json] { clear_entries(*json); });
   cache->footer(
       "Plans are kept in $TOKAMAK_CACHE or ~/.cache/tokamak/compile, at most $TOKAMAK_CACHE_LIMIT\n"
-      "bytes (default 256M); the least recently used are removed first. A damaged entry is\n"
-      "never used; the model is compiled again.\n\n"
+      "bytes (default 256M); the least recently used are removed first. A damaged entry, or\n"
+      "one of another version of this program, is not used; the model is compiled again.\n\n"
       "Examples:\n  tokamak cache ls\n  tokamak cache verify\n  tokamak cache clear");
 }
 

@@ -2,6 +2,7 @@
 import numpy as np
 
 import tiny_more
+import tiny_recurrent
 
 SCALES = {"key_multiplier": 0.7, "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.25,
           "ssm_out_multiplier": 0.6, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.9, 1.3],
@@ -23,7 +24,8 @@ def tensors(t, c):
         at, blk = f"model.layers.{i}.", f"blk.{i}."
         w.qkv(at + "self_attn.", blk)
         w.matrix(at + "self_attn.o_proj", blk + "attn_output", w.hidden, w.heads * w.head)
-        w.mamba(at + "mamba.", blk, c["mamba_n_heads"], c["mamba_d_head"], c["mamba_n_groups"], c["mamba_d_state"], c["mamba_d_conv"])
+        tiny_recurrent.mamba(t, at + "mamba.", blk, w.hidden, c["mamba_n_heads"], c["mamba_d_head"], c["mamba_n_groups"], c["mamba_d_state"],
+                             c["mamba_d_conv"])
         if not c["mamba_rms_norm"]:
             del t.hf[at + "mamba.norm.weight"], t.gguf[blk + "ssm_norm.weight"]
         w.mlp(at + "feed_forward.", blk, c["intermediate_size"], ("gate_proj", "up_proj", "down_proj"))

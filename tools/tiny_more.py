@@ -2,6 +2,7 @@
 import numpy as np
 
 import tiny_gguf
+import tiny_recurrent
 
 PERMUTED = {"arcee", "olmo", "minicpm", "granitemoehybrid"}
 MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 20, "mamba_d_conv": 4, "mamba_expand": 2}
@@ -126,21 +127,6 @@ class Writer:
             self.norm(root + final, "output_norm", self.hidden, bias, minus)
         if not c["tie_word_embeddings"]:
             self.matrix(head, "output", c["vocab_size"], self.hidden, 2.0, head_bias)
-
-    def mamba(self, at, blk, heads, head, groups, state, taps):
-        t, inner = self.t, heads * head
-        channels = inner + 2 * groups * state
-        self.matrix(at + "in_proj", blk + "ssm_in", inner + channels + heads, self.hidden, 1.3)
-        conv = t.random(at + "conv1d", (channels, 1, taps), 0.5)
-        t.hf[at + "conv1d.weight"], t.gguf[blk + "ssm_conv1d.weight"] = conv, conv[:, 0]
-        t.add(at + "conv1d.bias", blk + "ssm_conv1d.bias", t.random(at + "conv1d.bias", (channels,), 0.2))
-        t.add(at + "dt_bias", blk + "ssm_dt.bias", t.random(at + "dt_bias", (heads,), 0.7, -1.0))
-        a, d = t.random(at + "A_log", (heads,), 0.5, 0.3), t.random(at + "D", (heads,), 0.3, 1.0)
-        t.hf[at + "A_log"], t.gguf[blk + "ssm_a"] = a, -np.exp(a)[:, None]
-        t.hf[at + "D"], t.gguf[blk + "ssm_d"] = d, d[:, None]
-        self.norm(at + "norm", blk + "ssm_norm", inner)
-        t.gguf[blk + "ssm_norm.weight"] = t.gguf[blk + "ssm_norm.weight"].reshape(groups, -1)
-        self.matrix(at + "out_proj", blk + "ssm_out", self.hidden, inner, 1.6)
 
     def short_conv(self, at, blk):
         t = self.t
@@ -287,7 +273,7 @@ def granite4(t, c):
     for i, kind in enumerate(c["layer_types"]):
         at, blk = f"model.layers.{i}.", f"blk.{i}."
         if kind == "mamba":
-            w.mamba(at + "mamba.", blk, 6, 16, 1, 20, 4)
+            tiny_recurrent.mamba(t, at + "mamba.", blk, w.hidden, 6, 16, 1, 20, 4)
         else:
             w.qkv(at + "self_attn.", blk)
             w.matrix(at + "self_attn.o_proj", blk + "attn_output", w.hidden, w.heads * w.head)
@@ -312,7 +298,7 @@ def nemotron_h(t, c):
         at, blk = f"backbone.layers.{i}.mixer.", f"blk.{i}."
         w.norm(f"backbone.layers.{i}.norm", blk + "attn_norm", w.hidden)
         if kind == "M":
-            w.mamba(at, blk, 6, 16, 2, 20, 4)
+            tiny_recurrent.mamba(t, at, blk, w.hidden, 6, 16, 2, 20, 4)
         elif kind == "*":
             w.qkv(at, blk)
             w.matrix(at + "o_proj", blk + "attn_output", w.hidden, w.heads * w.head)

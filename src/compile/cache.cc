@@ -72,6 +72,18 @@ PlanSet read_entry(const fs::path& path, const std::string& key) {
   return plans;
 }
 
+bool of_another_version(const std::exception& e) {
+  const auto* error = dynamic_cast<const Error*>(&e);
+  return error && error->code() == ErrorCode::kUnsupported;
+}
+
+// Why an entry cannot be used.
+std::string unreadable(const fs::path& path, const std::exception& e) {
+  return of_another_version(e)
+             ? fmt::format("{} is of another version of this program", path.string())
+             : e.what();
+}
+
 uint64_t parse_limit(const char* text) {
   std::string_view s = text;
   uint64_t value = 0;
@@ -125,13 +137,7 @@ std::optional<PlanSet> CompileCache::load(const std::string& key) const {
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; a disk that refuses is fine
     return plans;
   } catch (const std::exception& e) {
-    const auto* error = dynamic_cast<const Error*>(&e);
-    if (error && error->code() == ErrorCode::kUnsupported)
-      log::warn(
-          "compile cache: {} is of another version of this program; compiling the model again",
-          path.string());
-    else
-      log::warn("compile cache: {}; compiling the model again", e.what());
+    log::warn("compile cache: {}; compiling the model again", unreadable(path, e));
     ::unlink(path.c_str());
     return std::nullopt;
   }
@@ -200,7 +206,8 @@ std::vector<CacheEntry> CompileCache::entries(bool verify) const {
       entry.backend = about.get_string("backend", "");
       if (verify) read_entry(f.path, entry.key);
     } catch (const std::exception& e) {
-      entry.error = e.what();
+      entry.error = unreadable(f.path, e);
+      entry.other_version = of_another_version(e);
     }
     out.push_back(std::move(entry));
   }
@@ -211,7 +218,7 @@ size_t CompileCache::remove_damaged() const {
   size_t removed = 0;
   std::error_code ec;
   for (const CacheEntry& e : entries(true))
-    if (!e.error.empty()) removed += fs::remove(path_of(e.key), ec);
+    if (e.damaged()) removed += fs::remove(path_of(e.key), ec);
   return removed;
 }
 

@@ -19,10 +19,12 @@ std::string compile_key(const Module& module, const ModelConfig& config, const B
                         const CompileOptions& options);
 
 struct CacheEntry {
-  std::string key, model, backend;  // model and backend are empty when the entry is damaged
+  std::string key, model, backend;  // model and backend are empty when it cannot be read
   uint64_t bytes = 0;
-  int64_t used = 0;   // unix seconds of the last use
-  std::string error;  // what is wrong with it; empty: nothing
+  int64_t used = 0;            // unix seconds of the last use
+  std::string error;           // why this program cannot use it; empty: it can
+  bool other_version = false;  // written by another version of this program, which may use it
+  bool damaged() const { return !error.empty() && !other_version; }
 };
 
 // A folder of entries that any number of processes may use at a time. Writers hold a lock and

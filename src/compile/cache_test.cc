@@ -158,11 +158,18 @@ TEST_F(CacheTest, VerifyNamesTheDamage) {
   std::string bytes = read_text_file(entry("bad"));
   bytes[bytes.size() - 5] = static_cast<char>(~bytes[bytes.size() - 5]);
   write_text_file(entry("bad"), bytes);
-  size_t damaged = 0;
-  for (const CacheEntry& e : cache.entries(true)) damaged += !e.error.empty();
-  EXPECT_EQ(damaged, 1u);
-  EXPECT_EQ(cache.remove_damaged(), 1u);
-  EXPECT_EQ(cache.entries(true).size(), 1u);
+  cache.store("old", cached_plans("m"));
+  std::string old = read_text_file(entry("old"));
+  old[8] = static_cast<char>(old[8] - 1);  // the version in the header
+  write_text_file(entry("old"), old);
+  for (const CacheEntry& e : cache.entries(true)) {
+    EXPECT_EQ(e.damaged(), e.key == "bad") << e.error;
+    EXPECT_EQ(e.other_version, e.key == "old") << e.error;
+    EXPECT_EQ(e.error.ends_with("old.plans is of another version of this program"), e.key == "old")
+        << e.error;
+  }
+  EXPECT_EQ(cache.remove_damaged(), 1u);  // the other version's program may still use its entry
+  EXPECT_EQ(cache.entries(true).size(), 2u);
 }
 
 TEST_F(CacheTest, TheLeastRecentlyUsedGoesFirst) {

@@ -81,8 +81,9 @@ std::unique_ptr<ModelSource> make_source(OpenedModel opened, PlanSet plans) {
 int64_t choose_context(const CompileOptions& options, const ModelConfig& config) {
   // A learned position is a row of a table: there is nothing beyond its end.
   if (config.learned_positions && options.context > config.context)
-    fail(ErrorCode::kInvalidArgument, "a context of {} tokens: the model has {} positions",
-         options.context, config.context);
+    fail(ErrorCode::kInvalidArgument,
+         "--context {}: the model has {} learned positions; use at most that many", options.context,
+         config.context);
   if (options.context > config.context)
     log::warn(
         "a context of {} tokens is longer than the {} that the model was trained for: answers "
@@ -114,7 +115,10 @@ void fit_options(CompileOptions& options, ModelConfig& config) {
   EmbeddingSpec& embedding = config.embedding;
   if (!options.pooling.empty()) {
     if (embedding.classifies())
-      fail(ErrorCode::kInvalidArgument, "pooling {}: the model is a classifier", options.pooling);
+      fail(ErrorCode::kInvalidArgument,
+           "--pooling {}: the model is a classifier, which has a pooling of its own; leave the "
+           "option out",
+           options.pooling);
     embedding.pooling =
         options.pooling == "none" ? Pooling::kTokens : parse_pooling(options.pooling);
   }

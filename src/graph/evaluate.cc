@@ -140,7 +140,7 @@ class Interpreter {
         t.i[i] = static_cast<int32_t>(decl.values[i]);
       } else if constexpr (std::is_same_v<S, Field>) {
         if (!std::isfinite(decl.values[i]))
-          fail(ErrorCode::kUnsupported, "{} is not in the field", decl.values[i]);
+          fail(ErrorCode::kUnsupported, "{} is not a number of the finite field", decl.values[i]);
         t.f[i] = Field::from_double(decl.values[i]);
       } else {
         t.f[i] = static_cast<S>(decl.values[i]);

@@ -30,7 +30,7 @@ struct RecipeScalars {
   }
   const EvalTensor<S>& source(const std::string& tensor) const {
     auto it = inputs.sources.find(tensor);
-    if (it == inputs.sources.end()) bad("a source has no value");
+    if (it == inputs.sources.end()) bad("a source tensor has no value");
     return it->second;
   }
   void take(const std::string& tensor) {

@@ -69,7 +69,8 @@ const StateDecl* Function::find_state(std::string_view name) {
 std::vector<Ref> Function::add_multi(std::string_view op_name, std::vector<Ref> inputs, Attrs attrs,
                                      std::string name) {
   const OpDef* op = find_op(op_name);
-  if (!op) fail(ErrorCode::kInvalidArgument, "there is no op \"{}\"", op_name);
+  if (!op)
+    fail(ErrorCode::kInvalidArgument, "there is no op \"{}\"; docs/ops.md lists the ops", op_name);
   if (op->tier == Tier::kStructural) {
     fail(ErrorCode::kInvalidArgument, "{} is part of the function's frame, not an op to add",
          op_name);
@@ -120,7 +121,7 @@ Ref Function::add_input(std::string name, Type type) {
   check_writable(*op, type);
   const Ref ref{static_cast<NodeId>(nodes_.size()), 0};
   if (!input_index_.emplace(name, ref).second) {
-    fail(ErrorCode::kInvalidArgument, "function {}: a second input named \"{}\"", name_, name);
+    fail(ErrorCode::kInvalidArgument, "function {}: input \"{}\" is declared twice", name_, name);
   }
   nodes_.push_back({op, Value::Object{{"name", std::move(name)}}, {}, {std::move(type)}, {}, {}});
   inputs_.push_back(ref.node);

@@ -53,7 +53,8 @@ TEST(Function, AttributesAreSortedAndChecked) {
     }
     return "accepted";
   };
-  EXPECT_EQ(message([&] { fn.add("nonsense", {x}); }), "there is no op \"nonsense\"");
+  EXPECT_EQ(message([&] { fn.add("nonsense", {x}); }),
+            "there is no op \"nonsense\"; docs/ops.md lists the ops");
   EXPECT_NE(message([&] { fn.add("scale", {x}); }).find("scale"), std::string::npos);
   EXPECT_NE(message([&] { fn.add("weight", {}); }).find("frame"), std::string::npos);
   EXPECT_NE(message([&] {
@@ -66,7 +67,9 @@ TEST(Function, AttributesAreSortedAndChecked) {
             std::string::npos);
   EXPECT_NE(message([&] { fn.weight("none"); }).find("not declared"), std::string::npos);
   EXPECT_NE(message([&] { fn.constant("none"); }).find("not declared"), std::string::npos);
-  EXPECT_NE(message([&] { fn.add_input("ids", i32_type("t", "T")); }).find("second input"),
+  EXPECT_NE(message([&] {
+              fn.add_input("ids", i32_type("t", "T"));
+            }).find("input \"ids\" is declared twice"),
             std::string::npos);
   Value twice = Value::Object{{"value", 1.0}, {"value", 2.0}};
   EXPECT_NE(message([&] { fn.add("scale", {fn.weight("embd")}, twice); }).find("given twice"),

@@ -34,7 +34,7 @@ bool same_values(const std::vector<double>& a, const std::vector<double>& b) {
 void normalize_constant(ConstantDecl& decl) {
   auto n = decl.type.elements().constant();
   if (!n || *n != static_cast<int64_t>(decl.values.size())) {
-    fail(ErrorCode::kInvalidArgument, "constant \"{}\" of type {} has {} values", decl.name,
+    fail(ErrorCode::kInvalidArgument, "constant \"{}\" has type {}, but {} values", decl.name,
          decl.type.text(), decl.values.size());
   }
   if (decl.type.dtype == DType::kF32) {
@@ -88,7 +88,7 @@ Module Module::clone() const {
 
 Function& Module::add_function(std::string function_name) {
   if (find_function(function_name)) {
-    fail(ErrorCode::kInvalidArgument, "a second function named \"{}\"", function_name);
+    fail(ErrorCode::kInvalidArgument, "function \"{}\" is declared twice", function_name);
   }
   return *functions.emplace_back(std::make_unique<Function>(this, std::move(function_name)));
 }

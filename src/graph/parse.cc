@@ -316,7 +316,8 @@ void ModuleParser::node(Function& fn) {
     fn.set_text_number(numbers_[number], number);
     return;
   }
-  if (!find_op(op)) error_of(number, fmt::format("there is no op \"{}\"", op));
+  if (!find_op(op))
+    error_of(number, fmt::format("there is no op \"{}\"; docs/ops.md lists the ops", op));
   std::vector<Ref> inputs;
   in_.open('(');
   while (!in_.try_close(')')) {

@@ -158,7 +158,7 @@ TEST(Region, WhatDoesNotFitIsRefused) {
   expect(replaced(kText, "  return kv = %6\n", ""), "must be the state");
   expect(
       replaced(kText, "region_write(%7, %6, %2, %3, %8, %10)", "region_write(%7, %6, %2, %3, %8)"),
-      "without naming it");
+      "list this read among the inputs of that write");
   expect(replaced(kText, "add(%0, %1) : f32[t=T, d=4]", "add(%0, @w) : f32[t=T, d=4]"),
          "names a weight");
 }

@@ -227,14 +227,14 @@ class RuleParser {
       if (now().kind == Token::Kind::kNumber && now().value.is_int()) {
         item.kind = ShapeItem::Kind::kNumber;
         item.number = tokens_[pos_++].value.as_int();
-        if (item.number > kMaxExtent) bad(fmt::format("an extent beyond {}", kMaxExtent));
+        if (item.number > kMaxExtent) bad(fmt::format("an extent is {} at most", kMaxExtent));
       } else {
         item.name = name();
         if (item.name == "_") item.kind = ShapeItem::Kind::kAny;
       }
       if (item.kind == ShapeItem::Kind::kSplat)
         for (const ShapeItem& other : v.shape)
-          if (other.kind == ShapeItem::Kind::kSplat) bad("two splats in one shape");
+          if (other.kind == ShapeItem::Kind::kSplat) bad("a shape has one *name at most");
       auto& names = r_.shape_names;
       if (item.kind != ShapeItem::Kind::kNumber && item.kind != ShapeItem::Kind::kAny &&
           std::find(names.begin(), names.end(), item.name) == names.end())

@@ -17,7 +17,7 @@ namespace {
 using Names = std::unordered_set<std::string_view>;
 
 void need_unique(Names& names, std::string_view name, std::string_view where) {
-  if (name.empty()) bad(where, "an empty name");
+  if (name.empty()) bad(where, "the name is empty");
   if (!names.insert(name).second) bad(where, fmt::format("\"{}\" is declared twice", name));
 }
 
@@ -43,12 +43,12 @@ void verify_declarations(const Module& m) {
     SymExpr::symbol(s.name);
     if (s.multiple < 1) bad(where, "the multiple must be at least 1");
     if (s.lo < 0 || s.lo > s.hi)
-      bad(where, fmt::format("an empty or negative range {}..{}", s.lo, s.hi));
+      bad(where, fmt::format("the range {}..{} is empty or negative", s.lo, s.hi));
   }
   for (const GroupDecl& g : m.groups) {
     const std::string where = fmt::format("group {}", g.name);
     need_unique(groups, g.name, where);
-    if (g.window < 0) bad(where, "a negative window");
+    if (g.window < 0) bad(where, "the window is negative");
     if (g.block_size < 1) bad(where, "blocks must hold at least one token");
   }
   for (const StateDecl& s : m.states) {
@@ -74,7 +74,7 @@ void verify_declarations(const Module& m) {
     if (c.type.dtype != DType::kF32 && c.type.dtype != DType::kI32)
       bad(where, "it must be f32 or i32");
     if (c.type.elements() != SymExpr(static_cast<int64_t>(c.values.size()))) {
-      bad(where, fmt::format("{} has {} values", c.type.text(), c.values.size()));
+      bad(where, fmt::format("it has type {}, but {} values", c.type.text(), c.values.size()));
     }
   }
 }
@@ -91,7 +91,7 @@ class FunctionVerifier {
     consumed_by_.resize(fn_.nodes().size(), UINT32_MAX);
     for (id_ = 0; id_ < fn_.nodes().size(); ++id_) {
       const Node& node = fn_.node(id_);
-      if (!node.op) bad_node("no op");
+      if (!node.op) bad_node("it has no op");
       verify_inputs(node);
       if (node.op->tier == Tier::kStructural) {
         verify_structural(node);
@@ -193,7 +193,7 @@ class FunctionVerifier {
     }
     for (const Dim& d : type.tensor.dims) {
       if (auto n = d.extent.constant(); n && *n < 0)
-        bad_node(fmt::format("a negative extent {}", *n));
+        bad_node(fmt::format("the extent {} is negative", *n));
       for (const std::string& s : d.extent.symbols()) {
         if (!symbols_.contains(s)) bad_node(fmt::format("symbol {} is not declared", s));
       }
@@ -244,7 +244,9 @@ class FunctionVerifier {
         const bool named = std::any_of(write.inputs.begin() + static_cast<std::ptrdiff_t>(first),
                                        write.inputs.end(), [&](Ref in) { return in.node == id_; });
         if (!named)
-          bad_node(fmt::format("it reads a version that {} replaces without naming it", by));
+          bad_node(fmt::format(
+              "it reads a version that {} replaces; list this read among the inputs of that write",
+              by));
       }
     }
   }
@@ -256,7 +258,7 @@ class FunctionVerifier {
       if (node.op->name != "input") continue;
       const std::string& name = node.attrs.at("name").as_string();
       if (name.empty() || !names.insert(name).second) {
-        bad_node(fmt::format("a second input named \"{}\"", name));
+        bad_node(fmt::format("input \"{}\" is declared twice", name));
       }
       const Type& t = node.outputs[0];
       if (t.kind == Type::Kind::kState && !states.insert(t.name).second) {

@@ -51,10 +51,10 @@ TEST(Verify, RefusesBrokenDeclarations) {
   const Broken cases[] = {
       {"symbol T: \"T\" is declared twice", [](Module& m) { m.symbols[1].name = "T"; }},
       {"cannot name a symbol", [](Module& m) { m.symbols[1].name = "a b"; }},
-      {"symbol T: an empty or negative range", [](Module& m) { m.symbols[0].lo = 1000; }},
+      {"is empty or negative", [](Module& m) { m.symbols[0].lo = 1000; }},
       {"symbol T: the multiple", [](Module& m) { m.symbols[0].multiple = 0; }},
       {"\"full\" is declared twice", [](Module& m) { m.groups.push_back(m.groups[0]); }},
-      {"group full: a negative window", [](Module& m) { m.groups[0].window = -1; }},
+      {"group full: the window is negative", [](Module& m) { m.groups[0].window = -1; }},
       {"group full: blocks", [](Module& m) { m.groups[0].block_size = 0; }},
       {"\"kv.0\" is declared twice", [](Module& m) { m.states[1].name = "kv.0"; }},
       {"state kv.0: group \"none\" is not declared", [](Module& m) { m.states[0].group = "none"; }},
@@ -66,7 +66,7 @@ TEST(Verify, RefusesBrokenDeclarations) {
       {"weight embd: f32[v=32, d=-8] must have",
        [](Module& m) { m.weights[0].type.dims[1].extent = -8; }},
       {"weight embd: q4_0", [](Module& m) { m.weights[0].type.dtype = DType::kQ4_0; }},
-      {"constant rope: f32[n=2] has 3 values",
+      {"constant rope: it has type f32[n=2], but 3 values",
        [](Module& m) { m.constants[0].values.push_back(1); }},
       {"constant rope: it must be f32 or i32",
        [](Module& m) { m.constants[0].type.dtype = DType::kF16; }},
@@ -118,11 +118,11 @@ const Broken kBrokenNodes[] = {
     {"node @embd (weight): its type is f32[v=32, d=8], declared is f16[v=32, d=8]",
      [](Module& m) { m.weights[0].type.dtype = DType::kF16; }},
     {"it must have a name", [](Module& m) { node(m, "weight").attrs = Value::object(); }},
-    {"a second input named \"ids\"",
+    {"input \"ids\" is declared twice",
      [](Module& m) {
        nodes(m)[1].attrs = Value::Object{{"name", "ids"}};
      }},
-    {"a negative extent -2",
+    {"the extent -2 is negative",
      [](Module& m) { step(m).add_input("late", tensor_type("f32[n=-2]")); }},
     {"device-valued extent",
      [](Module& m) {
@@ -147,12 +147,14 @@ const Broken kBrokenNodes[] = {
 
 TEST(Verify, RefusesBrokenNodes) {
   for (const Broken& c : kBrokenNodes) expect_refused(c, tiny_decoder(2));
-  expect_refused({"(?): no op", [](Module& m) { nodes(m).back().op = nullptr; }}, tiny_decoder(1));
+  expect_refused({"(?): it has no op", [](Module& m) { nodes(m).back().op = nullptr; }},
+                 tiny_decoder(1));
 }
 
 TEST(Verify, RefusesBrokenStateUse) {
   const Broken cases[] = {
-      {"node %11 (attend): it reads a version that %12 replaces without naming it",
+      {"node %11 (attend): it reads a version that %12 replaces; list this read "
+       "among the inputs of that write",
        [](Module& m) { node(m, "second").inputs.pop_back(); }},
       {"it reads a version that",  // named as a plane is not named as a read
        [](Module& m) {

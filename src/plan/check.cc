@@ -34,7 +34,7 @@ int64_t constant_bytes(DType dtype, const std::vector<int64_t>& dims, std::strin
                        int64_t (*bytes)(const TensorType&) = tensor_bytes) {
   TensorType type{dtype, {}};
   for (int64_t d : dims) {
-    if (d < 0) bad(where, fmt::format("a negative extent {}", d));
+    if (d < 0) bad(where, fmt::format("the extent {} is negative", d));
     type.dims.push_back({"", d, false});
   }
   try {
@@ -45,7 +45,7 @@ int64_t constant_bytes(DType dtype, const std::vector<int64_t>& dims, std::strin
 }
 
 void check_symbol_range(int64_t lo, int64_t hi, int64_t multiple, std::string_view where) {
-  if (lo < 0 || lo > hi) bad(where, fmt::format("an empty or negative range {}..{}", lo, hi));
+  if (lo < 0 || lo > hi) bad(where, fmt::format("the range {}..{} is empty or negative", lo, hi));
   if (multiple < 1) bad(where, "the multiple must be at least 1");
 }
 
@@ -90,19 +90,21 @@ void check_tables(const PlanSet& set) {
     check_symbol_range(s.lo, s.hi, s.multiple, fmt::format("symbol {}", s.name));
   }
   for (const InputEntry& in : set.inputs) {
-    if (is_block_type(in.dtype)) bad(fmt::format("input {}", in.name), "a block type");
+    if (is_block_type(in.dtype))
+      bad(fmt::format("input {}", in.name), "it has a block type; inputs have plain types");
   }
   for (const GroupEntry& g : set.groups) {
     if (g.window < 0 || g.block_size < 1) {
       bad(fmt::format("group {}", g.name),
-          fmt::format("window {}, block {}", g.window, g.block_size));
+          fmt::format("a window of {} tokens in blocks of {} is not valid", g.window,
+                      g.block_size));
     }
   }
   for (const StateEntry& s : set.states) {
     const std::string where = fmt::format("state {}", s.name);
     if (s.group >= set.groups.size()) bad(where, fmt::format("there is no group {}", s.group));
     if (s.per_sequence != set.groups[s.group].per_sequence())
-      bad(where, "states per sequence and per token are in one group");
+      bad(where, "states per sequence and per token cannot share a group");
     if (s.planes.empty()) bad(where, "it has no planes");
     need_names(s.planes, where + ", plane");
     for (const PlaneEntry& p : s.planes) {
@@ -123,7 +125,8 @@ void check_tables(const PlanSet& set) {
     if (set.code[i].entry.empty()) bad(where, "it names no function");
   }
   for (const KernelEntry& k : set.kernels) {
-    if (k.abi < 1) bad(fmt::format("kernel {}", k.name), fmt::format("ABI version {}", k.abi));
+    if (k.abi < 1)
+      bad(fmt::format("kernel {}", k.name), fmt::format("ABI version {} is not valid", k.abi));
   }
 }
 
@@ -183,9 +186,9 @@ class PlanChecker {
     for (const PlanOutput& o : plan_.outputs) {
       call_where_ = fmt::format("plan {}, output {}", plan_.function, o.name);
       if (o.name.empty() || !names.insert(o.name).second)
-        bad(call_where_, "no name, or one used twice");
+        bad(call_where_, "its name is empty or used twice");
       if (o.arg.kind == CallArg::Kind::kState || o.arg.kind == CallArg::Kind::kView) {
-        bad(call_where_, "only tensors are outputs");
+        bad(call_where_, "an output must be a tensor");
       }
       check_arg(o.arg);
       check_read(o.arg);
@@ -199,7 +202,7 @@ class PlanChecker {
     for (const GuardRange& g : plan_.guard) {
       const std::string where = fmt::format("{}, guard of {}", where_, g.symbol);
       if (!declared(g.symbol)) bad(where, "the symbol is not declared");
-      if (!seen.insert(g.symbol).second) bad(where, "given twice");
+      if (!seen.insert(g.symbol).second) bad(where, "the symbol has two ranges");
       check_symbol_range(g.lo, g.hi, g.multiple, where);
       if (g.pad != 0 && (g.pad != g.hi || g.pad % g.multiple != 0))
         bad(where, "the padded value is not the largest one");
@@ -392,7 +395,7 @@ class PlanChecker {
     } catch (const Error& e) {
       bad(call_where_, e.what());
     }
-    bad(call_where_, "a negative extent");
+    bad(call_where_, "an extent is negative");
   }
 
   const PlanSet& set_;

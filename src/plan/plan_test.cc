@@ -103,18 +103,18 @@ const Broken kBrokenSets[] = {
     {"version 9", [](PlanSet& s) { s.version = 9; }},
     {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
     {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
-    {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
+    {"is empty or negative", [](PlanSet& s) { s.symbols[0].hi = 0; }},
     {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
     {"the padded value is not the largest one",
      [](PlanSet& s) {
        s.plans[0].guard[0] = {"T", 1, 16, 3, 16};
      }},
     {"group 0: it has no name", [](PlanSet& s) { s.groups[0].name = ""; }},
-    {"block 0", [](PlanSet& s) { s.groups[0].block_size = 0; }},
+    {"in blocks of 0 is not valid", [](PlanSet& s) { s.groups[0].block_size = 0; }},
     {"there is no group 7", [](PlanSet& s) { s.states[0].group = 7; }},
     {"no planes", [](PlanSet& s) { s.states[0].planes.clear(); }},
     {"plane k takes 16 bytes", [](PlanSet& s) { s.states[0].planes[0].bytes_per_token = 17; }},
-    {"a negative extent -1", [](PlanSet& s) { s.states[0].planes[0].dims = {-1}; }},
+    {"the extent -1 is negative", [](PlanSet& s) { s.states[0].planes[0].dims = {-1}; }},
     {"weight w: symbolic arithmetic",
      [](PlanSet& s) {
        s.weights[0].dims = {int64_t{1} << 40, int64_t{1} << 40};
@@ -129,8 +129,8 @@ const Broken kBrokenSets[] = {
     {"plan 0 (): it names no function", [](PlanSet& s) { s.plans[0].function = ""; }},
     {"guard of X: the symbol is not declared",
      [](PlanSet& s) { s.plans[0].guard[0].symbol = "X"; }},
-    {"guard of T: given twice", [](PlanSet& s) { s.plans[0].guard[1].symbol = "T"; }},
-    {"guard of T: an empty", [](PlanSet& s) { s.plans[0].guard[0].hi = 0; }},
+    {"guard of T: the symbol has two ranges", [](PlanSet& s) { s.plans[0].guard[1].symbol = "T"; }},
+    {"guard of T: the range 1..0 is empty", [](PlanSet& s) { s.plans[0].guard[0].hi = 0; }},
     {"symbol T is not declared",
      [](PlanSet& s) { s.plans[0].guard.erase(s.plans[0].guard.begin()); }},
     {"T = B: the symbol has a range",
@@ -166,7 +166,7 @@ const Broken kBrokenSets[] = {
     {"512 bytes at 576 leave the arena",
      [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 576; }},
     {"1024 bytes at 512 leave the arena", [](PlanSet& s) { s.plans[0].guard[0].hi = 32; }},
-    {"a negative extent", [](PlanSet& s) { s.plans[0].calls[0].out[0].dims = {SymExpr(-3)}; }},
+    {"an extent is negative", [](PlanSet& s) { s.plans[0].calls[0].out[0].dims = {SymExpr(-3)}; }},
     {"64 bits", [](PlanSet& s) { s.plans[0].guard[0].hi = INT64_MAX; }},
     {"attend): output 0 overlaps an input",
      [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 64; }},
@@ -224,8 +224,9 @@ const Broken kBrokenSets[] = {
        for (auto* list : {&s.plans[0].guard}) (*list)[0].symbol = "S";
        s.symbols[0].name = "S";
      }},
-    {"output : no name", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
-    {"only tensors", [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
+    {"output : its name is empty", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
+    {"an output must be a tensor",
+     [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
 };
 
 TEST(CheckPlanSet, RefusesWhatIsBroken) {

@@ -33,7 +33,7 @@ class Reader {
   explicit Reader(std::string_view bytes) : in_(bytes) {}
   std::string_view take(uint64_t count) {
     if (count > in_.size())
-      fail(ErrorCode::kCorrupt, "tokenizer: {} bytes wanted, {} left", count, in_.size());
+      fail(ErrorCode::kCorrupt, "tokenizer: {} bytes are needed, {} are left", count, in_.size());
     const std::string_view out = in_.substr(0, count);
     in_.remove_prefix(count);
     return out;

@@ -292,6 +292,20 @@ class Cache(Folder):
         self.assertIn("compiling the model again", said)
         self.assertEqual(run("cache", "verify").returncode, 0)
 
+    def test_entries_of_another_version_are_not_damaged(self):
+        ids, _ = self.run_model()
+        entry, = self.cache.glob("*.plans")
+        data = bytearray(entry.read_bytes())
+        data[8] -= 1  # the version in the header
+        entry.write_bytes(data)
+        self.assertIn("  of another version\n", run("cache", "ls").stdout)
+        done = run("cache", "verify")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("is of another version of this program\n1 entries, 0 damaged, 1 of another version\n", done.stdout)
+        again, said = self.run_model()
+        self.assertEqual(ids, again)
+        self.assertIn("is of another version of this program; compiling the model again", said)
+
     def test_a_disk_that_does_not_take_it(self):
         ids, _ = self.run_model("--no-compile-cache")
         full = {"preexec": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))}

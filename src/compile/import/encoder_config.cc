@@ -6,53 +6,12 @@
 #include "base/error.h"
 #include "compile/import/encoder_families.h"
 #include "compile/import/families.h"
+#include "compile/import/hf_fields.h"
 
 namespace tokamak {
 namespace {
 
-// config.json of an encoder; families have different names for the same size.
-class EncoderJson {
- public:
-  EncoderJson(const Value& json, std::string_view where) : json_(json), where_(where) {}
-  using Names = std::initializer_list<const char*>;
-
-  const Value* find(Names names) const {
-    for (const char* name : names)
-      if (const Value* v = json_.find(name); v && !v->is_null()) return v;
-    return nullptr;
-  }
-  int64_t integer(Names names, int64_t fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_int()) wrong(*names.begin(), "an integer");
-    return v ? v->as_int() : fallback;
-  }
-  int64_t required(Names names) const {
-    if (!find(names))
-      fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
-    return integer(names, 0);
-  }
-  // Rounded as a GGUF stores it.
-  double number(Names names, double fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_number()) wrong(*names.begin(), "a number");
-    return static_cast<double>(static_cast<float>(v ? v->as_double() : fallback));
-  }
-  std::string text(Names names, const char* fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_string()) wrong(*names.begin(), "a string");
-    return v ? v->as_string() : fallback;
-  }
-  [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
-    fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
-  }
-  std::string_view where() const { return where_; }
-
- private:
-  const Value& json_;
-  std::string_view where_;
-};
-
-Activation encoder_activation(const EncoderJson& f, const std::string& name) {
+Activation encoder_activation(const Fields& f, const std::string& name) {
   if (name == "gelu" || name == "gelu_python") return Activation::kGeluErf;
   for (const char* tanh_form : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"})
     if (name == tanh_form) return Activation::kGeluTanh;
@@ -74,32 +33,27 @@ void apply_encoder(const EncoderFamily& family, ModelConfig& c) {
 }
 
 // Local and global attention alternate in ModernBERT; the width in the file counts both sides.
-void read_local_attention(const EncoderJson& f, ModelConfig& c) {
+void read_local_attention(const Fields& f, ModelConfig& c) {
   c.sliding_window = f.integer({"local_attention"}, 128) / 2;
   int64_t every = f.integer({"global_attn_every_n_layers"}, 3);
   if (every < 1) f.wrong("global_attn_every_n_layers", "positive");
-  const Value* types = f.find({"layer_types"});
-  if (types && (!types->is_array() || std::ssize(types->as_array()) != c.layers))
-    f.wrong("layer_types", "a list with a name per layer");
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
-    c.layer_slides.push_back(type ? type->is_string() && type->as_string() == "sliding_attention"
-                                  : i % every != 0);
-  }
+  const auto types = f.layer_types(c.layers, {"sliding_attention", "full_attention"});
+  for (int64_t i = 0; i < c.layers; ++i)
+    c.layer_slides.push_back(types.empty() ? i % every != 0
+                                           : types[static_cast<size_t>(i)] == "sliding_attention");
   // Newer files have the bases in rope_parameters, by type of layer.
   auto base = [&](const char* name, const char* type, double usual) {
     double theta = f.number({name}, usual);
     const Value* all = f.find({"rope_parameters"});
     const Value* own = all && all->is_object() ? all->find(type) : nullptr;
-    return own && own->is_object() ? EncoderJson(*own, f.where()).number({"rope_theta"}, theta)
-                                   : theta;
+    return own && own->is_object() ? Fields(*own, f.where()).number({"rope_theta"}, theta) : theta;
   };
   c.rope.dims = c.rope_local.dims = c.head_dim;
   c.rope.theta = base("global_rope_theta", "full_attention", 160000.0);
   c.rope_local.theta = base("local_rope_theta", "sliding_attention", 10000.0);
 }
 
-void read_rotation(const EncoderJson& f, ModelConfig& c) {
+void read_rotation(const Fields& f, ModelConfig& c) {
   if (f.number({"rotary_emb_fraction"}, 1.0) != 1.0 || f.find({"rotary_scaling_factor"}))
     fail(ErrorCode::kUnsupported, "{}: partial or scaled rotary positions are not supported",
          f.where());
@@ -108,7 +62,7 @@ void read_rotation(const EncoderJson& f, ModelConfig& c) {
 }
 
 // The names of a classifier's labels; empty: the model is not one.
-std::vector<std::string> labels_of(const EncoderJson& f, int64_t count) {
+std::vector<std::string> labels_of(const Fields& f, int64_t count) {
   std::vector<std::string> labels;
   for (int64_t i = 0; i < count; ++i) labels.push_back(fmt::format("LABEL_{}", i));
   const Value* names = f.find({"id2label"});
@@ -120,7 +74,7 @@ std::vector<std::string> labels_of(const EncoderJson& f, int64_t count) {
   return labels;
 }
 
-bool says_classifier(const EncoderJson& f) {
+bool says_classifier(const Fields& f) {
   const Value* names = f.find({"architectures"});
   if (!names || !names->is_array()) return false;
   for (const Value& name : names->as_array())
@@ -128,16 +82,17 @@ bool says_classifier(const EncoderJson& f) {
   return false;
 }
 
-void read_sizes(const EncoderJson& f, const EncoderFamily& family, ModelConfig& c) {
+void read_sizes(const Fields& f, const EncoderFamily& family, ModelConfig& c) {
   c.hidden = f.required({"hidden_size", "dim", "n_embd"});
-  if (c.hidden < 1 || c.hidden > (1 << 20)) f.wrong("hidden_size", "a usual size");
+  if (c.hidden < 1 || c.hidden > (1 << 20)) f.wrong("hidden_size", "a size from 1 to 1048576");
   c.layers = f.required({"num_hidden_layers", "n_layers", "n_layer"});
   c.heads = c.kv_heads = f.required({"num_attention_heads", "n_heads", "n_head"});
   c.ffn = f.integer({"intermediate_size", "hidden_dim", "n_inner"}, 4 * c.hidden);
   c.context = f.integer({"max_position_embeddings", "n_positions"}, 512);
   if (family.padded_positions) {  // the first positions belong to padding
     int64_t padding = f.integer({"pad_token_id"}, 1);
-    if (padding < 0 || padding > (1 << 20) || c.context < 0) f.wrong("pad_token_id", "a token");
+    if (padding < 0 || padding > (1 << 20) || c.context < 0)
+      f.wrong("pad_token_id", "the id of a token");
     c.context -= padding + 1;
   }
   if (c.heads <= 0 || c.hidden % c.heads != 0)
@@ -146,7 +101,7 @@ void read_sizes(const EncoderJson& f, const EncoderFamily& family, ModelConfig& 
   c.head_dim = c.hidden / c.heads;
   c.token_types = family.segments ? f.integer({"type_vocab_size"}, 2) : 0;
   c.norm_eps = f.number({"layer_norm_eps", "layer_norm_epsilon", "norm_eps"},
-                        family.norm_first ? 1e-5 : 1e-12);
+                        family.norm_first ? 1e-5f : 1e-12f);  // as a GGUF file stores it
   if (const Value* kind = f.find({"position_embedding_type"});
       kind && kind->is_string() && kind->as_string() != "absolute")
     fail(ErrorCode::kUnsupported, "{}: positions of type {} are not supported", f.where(),
@@ -171,7 +126,7 @@ bool is_encoder_gguf(std::string_view architecture) {
 
 ModelConfig encoder_from_hf(const Value& json, const WeightSource& weights,
                             std::string_view where) {
-  EncoderJson f(json, where);
+  Fields f(json, where);
   const EncoderFamily& family = *find_encoder_hf(json.at("model_type").as_string());
   ModelConfig c;
   c.name = f.text({"_name_or_path"}, "");

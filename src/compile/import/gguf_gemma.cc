@@ -8,21 +8,29 @@
 namespace tokamak {
 namespace {
 
+int64_t rows_of(const GgufFile& file, const char* tensor) {
+  const TensorView* t = file.find(tensor);
+  return t && !t->dims.empty() ? t->dims[0] : 0;
+}
+
+// Embeddings of each layer, layers that share keys and values, and the base of sliding layers.
+void read_shared_layers(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
+  c.altup.vocab = rows_of(file, "per_layer_token_embd.weight");
+  c.shared_kv_layers = keys.integer("attention.shared_kv_layers", 0);
+  c.shared_kv_weights = file.find(fmt::format("blk.{}.attn_k.weight", c.layers - 1)) != nullptr;
+  c.attention_scale = 1;
+  c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
+}
+
 void read_gemma3n(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   AltUpConfig& a = c.altup;
   a.copies = keys.integer("altup.num_inputs", 4);
   a.active = keys.integer("altup.active_idx", 0);
   a.width = keys.required("embedding_length_per_layer_input");
-  const TensorView *table = file.find("per_layer_token_embd.weight"),
-                   *low = file.find("blk.0.laurel_l.weight");
-  a.vocab = table && !table->dims.empty() ? table->dims[0] : 0;
-  a.rank = low && !low->dims.empty() ? low->dims[0] : 0;
-  c.shared_kv_layers = keys.integer("attention.shared_kv_layers", 0);
-  c.shared_kv_weights = file.find(fmt::format("blk.{}.attn_k.weight", c.layers - 1)) != nullptr;
-  c.attention_scale = 1;
+  a.rank = rows_of(file, "blk.0.laurel_l.weight");
+  read_shared_layers(file, keys, c);
   c.final_softcap = keys.number("final_logit_softcapping", 30);
   c.rope_local.dims = c.rope.dims;
-  c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
   a.sparsity.assign(static_cast<size_t>(c.layers), -INFINITY);
   if (std::string key = keys.full("activation_sparsity_scale"); file.array_size(key) > 0) {
     std::vector<float> listed = file.floats(key);
@@ -32,15 +40,10 @@ void read_gemma3n(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
 
 void read_gemma4(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   c.altup.width = keys.integer("embedding_length_per_layer_input", 0);
-  const TensorView* table = file.find("per_layer_token_embd.weight");
-  c.altup.vocab = table && !table->dims.empty() ? table->dims[0] : 0;
-  c.shared_kv_layers = keys.integer("attention.shared_kv_layers", 0);
-  c.shared_kv_weights = file.find(fmt::format("blk.{}.attn_k.weight", c.layers - 1)) != nullptr;
+  read_shared_layers(file, keys, c);
   c.layer_scales = file.find("blk.0.layer_output_scale.weight") != nullptr;
-  c.attention_scale = 1;
   c.final_softcap = keys.number("final_logit_softcapping", 0);
   c.rope_local.dims = keys.integer("rope.dimension_count_swa", c.head_dim);
-  c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
 }
 
 }  // namespace

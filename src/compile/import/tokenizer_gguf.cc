@@ -77,8 +77,10 @@ class GgufTokenizerImporter {
     } else if (model == "rwkv") {
       longest_match();
     } else {
-      fail(ErrorCode::kUnsupported, "{}: tokenizer model \"{}\" is not supported", file_.name(),
-           model);
+      fail(
+          ErrorCode::kUnsupported,
+          "{}: tokenizer model \"{}\" is not supported; use the model's folder with tokenizer.json",
+          file_.name(), model);
     }
     added_tokens();
     frame();
@@ -169,7 +171,9 @@ class GgufTokenizerImporter {
     const std::optional<GgufPre> pre = find_gguf_pre(name);
     if (!pre)
       fail(ErrorCode::kUnsupported,
-           "{}: pre-tokenizer \"{}\" (tokenizer.ggml.pre) is not supported", file_.name(), name);
+           "{}: pre-tokenizer \"{}\" (tokenizer.ggml.pre) is not supported; use the model's folder "
+           "with tokenizer.json",
+           file_.name(), name);
     spec_.model = TokenizerModel::kBpe;
     spec_.merges = read_merges();
     spec_.ignore_merges = pre->ignore_merges;

@@ -69,8 +69,8 @@ class RegionLowering {
     for (const SymExpr& e : space_.rows()) rows = rows * e;
     bool whole = type.elements() == rows * space_.columns();
     if (!whole && type.elements() != rows)
-      refuse("result {} of {} elements over {} rows of {} columns", r.name, type.elements().text(),
-             rows.text(), space_.columns().text());
+      refuse("result {} has {} elements, which do not fit {} rows of {} columns", r.name,
+             type.elements().text(), rows.text(), space_.columns().text());
     IndexMap map = whole ? space_.whole() : space_.per_row();
     loop::Store store;
     store.value = emit(value, map);
@@ -85,7 +85,8 @@ class RegionLowering {
   uint32_t add(loop::Instr instr) {
     for (size_t i = 0; i < program_.code.size(); ++i)  // equal ones once
       if (program_.code[i] == instr) return static_cast<uint32_t>(i);
-    if (program_.code.size() == loop::kMaxInstrs) refuse("more than {} steps", loop::kMaxInstrs);
+    if (program_.code.size() == loop::kMaxInstrs)
+      refuse("it takes more than {} steps", loop::kMaxInstrs);
     program_.code.push_back(std::move(instr));
     return static_cast<uint32_t>(program_.code.size() - 1);
   }
@@ -95,7 +96,7 @@ class RegionLowering {
     bool tile = false;
     for (uint32_t v : in) tile = tile || program_.code[v].type.form == Form::kTile;
     bool reduces = loop::op_info(op).kind == loop::OpKind::kReduce;
-    if (reduces && !tile) refuse("a reduction of values that are the same in all columns");
+    if (reduces && !tile) refuse("it reduces values that are the same in all columns");
     instr.type = {elem, tile && !reduces ? Form::kTile : Form::kRow};
     instr.in = std::move(in);
     instr.number = number;
@@ -107,7 +108,7 @@ class RegionLowering {
     if (stored == DType::kI32) return add(op, std::move(in), Elem::kI32, number);
     if (stored == DType::kF32) return add(op, std::move(in), Elem::kF32, number);
     if (stored != DType::kF16 && stored != DType::kBF16)
-      refuse("its result is {}", dtype_name(stored));
+      refuse("its result has type {}", dtype_name(stored));
     uint32_t wide = add(op, std::move(in), Elem::kWide, number);
     return add(stored == DType::kF16 ? LoopOp::kRoundF16 : LoopOp::kRoundBF16, {wide}, Elem::kF32);
   }
@@ -146,7 +147,7 @@ class RegionLowering {
 
   uint32_t emit_node(const Node& node, NodeId id, const IndexMap& map) {
     for (const Type& t : node.outputs)
-      if (t.kind != Type::Kind::kTensor) refuse("it is no tensor");
+      if (t.kind != Type::Kind::kTensor) refuse("it is not a tensor");
     if (node.op->role == OpDef::Role::kConstant) return constant(node);
     if (node.op->role == OpDef::Role::kInput) {
       const TensorType& t = program_.in[params_.at(id)];
@@ -166,7 +167,7 @@ class RegionLowering {
       case LoopKind::kGather:
         return emit_gather(node, map);
       case LoopKind::kIota:
-        if (map.by >= 0) refuse("its elements by index");
+        if (map.by >= 0) refuse("elements that count rows cannot be read by index");
         return access(LoopOp::kIndex, 0, map, Elem::kI32);
       case LoopKind::kRow:
         return emit_rows(node, map);
@@ -279,7 +280,7 @@ class RegionLowering {
     bool along = axes.back() == space_.variable(space_.column()) ||
                  (space_.columns() == SymExpr(1) && axes.back() == space_.zero());
     if (x.back().extent != space_.columns() || !along)
-      refuse("its rows of {} are not the rows of {} columns", x.back().extent.text(),
+      refuse("its rows have {} columns, those of the region {}", x.back().extent.text(),
              space_.columns().text());
     axes.pop_back();
     for (const LinearIndex& a : axes)
@@ -315,16 +316,17 @@ class RegionLowering {
     for (;;) {
       const Node& from = fn_.node(source.node);
       if (from.op->role == OpDef::Role::kInput) break;
-      if (!from.op->alias) refuse("rows by index are read from an input only");
+      if (!from.op->alias) refuse("rows can be read by index from an input only");
       source = from.inputs[0];
     }
-    if (map.by >= 0) refuse("rows by index of rows by index");
+    if (map.by >= 0) refuse("it reads rows by index from rows that are read by index");
     const std::vector<Dim>&x = dims(node.inputs[0]), &index = dims(node.inputs[1]);
     size_t axis = axis_of(node.attrs, x.size());
     auto first = axes.begin() + static_cast<std::ptrdiff_t>(axis),
          last = first + static_cast<std::ptrdiff_t>(index.size());
     IndexMap where = space_.join(map, {first, last}, index);
-    if (space_.depends(where.index, space_.column())) refuse("an index for each column");
+    if (space_.depends(where.index, space_.column()))
+      refuse("each column would need its own index");
     IndexMap to = map;
     to.by = static_cast<int32_t>(emit(node.inputs[1], where));
     to.limit = x[axis].extent;

@@ -164,11 +164,11 @@ TEST(Lower, SaysWhyNot) {
        "as one index per axis"},
       {"%0 = input x : f32[t=T, d=8]\n%1 = input y : f32[d=8]\n%2 = exp(%0)\n%3 = exp(%1)\n"
        "return out = %2\nreturn other = %3\n",
-       "result other of 8 elements"},
+       "result other has 8 elements"},
       {"%0 = input x : q4_0[t=T, d=32]\n%1 = exp(%0)\nreturn out = %1\n", "q4_0"},
       {"%0 = input x : f32[t=T, d=8]\n%1 = input i : i32[n=3]\n%2 = exp(%0)\n"
        "%3 = gather(%2, %1) {axis=0}\nreturn out = %3\n",
-       "rows by index are read from an input only"},
+       "rows can be read by index from an input only"},
       {"%0 = input x : f32[t=T, d=8]\n%1 = exp(%0)\n", "it has no result"},
   };
   for (const auto& c : cases) {

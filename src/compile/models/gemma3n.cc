@@ -173,7 +173,8 @@ Ref layer_input(ModelBuilder& b, Ref inputs, int64_t layer) {
 
 Module build_gemma3n(const ModelConfig& config, const CompileOptions& options) {
   if (options.layer_logits)
-    fail(ErrorCode::kUnsupported, "Gemma 3n has no logits of inner layers (DoLa)");
+    fail(ErrorCode::kUnsupported,
+         "DoLa needs logits of inner layers, which Gemma 3n does not have");
   ModelBuilder b(config, options);
   do build_gemma3n_function(b);
   while (b.next_function());

@@ -64,7 +64,7 @@ class Parser {
       size_t c = std::find(std::begin(kColumns), std::end(kColumns), fields[i]) - kColumns;
       if (c == kColumnCount)
         bad("column \"{}\" is not known; the header must be id,lower,upper,size", fields[i]);
-      if (column_[c] != SIZE_MAX) bad("column {} is there twice", fields[i]);
+      if (column_[c] != SIZE_MAX) bad("column {} appears twice", fields[i]);
       column_[c] = i;
     }
     for (size_t c = kId; c <= kSize; ++c)
@@ -86,7 +86,8 @@ class Parser {
   }
 
   void row(const std::vector<std::string_view>& fields) {
-    if (fields.size() != names_) bad("{} fields, the header has {}", fields.size(), names_);
+    if (fields.size() != names_)
+      bad("the line has {} fields, the header {}", fields.size(), names_);
     PackBuffer b{number(fields, kLower), number(fields, kUpper), number(fields, kSize), 1};
     if (column_[kAlignment] != SIZE_MAX) b.alignment = number(fields, kAlignment);
     if (b.lower >= b.upper) bad("lower {} is not below upper {}", b.lower, b.upper);
@@ -94,7 +95,7 @@ class Parser {
       bad("alignment {} is not a power of two up to {}", b.alignment, kMaxAlignment);
     std::string id(fields[column_[kId]]);
     if (id.empty()) bad("the id is empty");
-    if (!seen_.insert(id).second) bad("id {} is there twice", id);
+    if (!seen_.insert(id).second) bad("id {} appears twice", id);
     uint64_t rounded = b.size + kMaxAlignment;  // more than any alignment adds
     if (rounded >= kMaxNumber - sum_) bad("the sizes sum to more than 2^62");
     sum_ += column_[kAlignment] == SIZE_MAX ? b.size : rounded;

@@ -150,7 +150,10 @@ void check_size(const Function& fn, const SymbolValues& symbols) {
       elements += n;
     }
   if (elements > 3e8)
-    fail(ErrorCode::kUnsupported, "{:.3g} values in total; the limit is 3e8", elements);
+    fail(ErrorCode::kUnsupported,
+         "the function has {:.3g} values in total, the limit is 3e8; give its symbols smaller "
+         "ranges",
+         elements);
 }
 
 template <class S>
