@@ -82,7 +82,7 @@ FAMILIES_SWITCHED = {
                 {"rope_local_base_freq": 100.0}, {"final_logit_softcapping": 30.0}, {"altup_active_idx": 1}],
     "falcon_h1": [{"key_multiplier": 1.0}, {"mlp_multipliers": [0.9, 1.0]}, {"ssm_multipliers": [0.7, 1.2, 0.8, 1.4, 1.0]},
                   {"attention_in_multiplier": 1.0}, {"ssm_out_multiplier": 1.0}],
-    "falcon_h1_norm": [{"mamba_norm_before_gate": False}],
+    "falcon_h1_norm": [{"mamba_norm_before_gate": True}],
     "gemma4": [{"sliding_window": 7}, {"final_logit_softcapping": 30.0}, {"rope_parameters": {
         **tiny_families.MODELS["gemma4"]["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}],
     "gemma4_moe": [{"top_k_experts": 3}, {"rope_parameters": {**tiny_families.MODELS["gemma4"]["rope_parameters"], "full_attention": {

@@ -15,7 +15,7 @@ SIZES = {"model_type": "falcon_h1", "hidden_size": 48, "intermediate_size": 64, 
 def models(config):
     """name -> config.json"""
     return {"falcon_h1": config("FalconH1ForCausalLM", **SIZES, **SCALES, mamba_rms_norm=False, mamba_norm_before_gate=True),
-            "falcon_h1_norm": config("FalconH1ForCausalLM", **SIZES, **SCALES, mamba_rms_norm=True, mamba_norm_before_gate=True)}
+            "falcon_h1_norm": config("FalconH1ForCausalLM", **SIZES, **SCALES, mamba_rms_norm=True, mamba_norm_before_gate=False)}
 
 
 def tensors(t, c):

@@ -307,7 +307,7 @@ def experts(t, c, at, blk):
         bias = t.random(at + "bias", (count,), 0.2)
         t.add(f"{at}{correction[c['model_type']]}e_score_correction_bias", blk + "exp_probs_b.bias", bias)
         if c["model_type"] == "ernie4_5_moe":
-            t.hf[at + "moe_statics.e_score_correction_bias"] = bias[None]
+            t.hf[at + "moe_statics.e_score_correction_bias"] = t.gguf[blk + "exp_probs_b.bias"] = bias[None]
     shared = c.get("shared_expert_intermediate_size") or c.get("n_shared_experts", c.get("moe_num_shared_experts", 0)) * ffn
     if not shared:
         return
@@ -470,6 +470,8 @@ def gguf_fields(c):
                        "expert_shared_count": c["n_shared_experts"], "expert_weights_scale": c["routed_scaling_factor"],
                        "expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"],
                        "leading_dense_block_count": c["first_k_dense_replace"]})
+        if kind == "glm4_moe_lite":  # config.json does not say it, so that the converter does not write it
+            del fields["expert_gating_func"]
     return fields
 
 

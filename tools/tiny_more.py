@@ -388,7 +388,7 @@ def own_fields(t):
                        "feed_forward_length": [{"-": c["intermediate_size"], "E": 32}.get(x, 0) for x in pattern],
                        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 1,
                        "expert_shared_feed_forward_length": 40, "expert_weights_norm": True, "expert_weights_scale": 1.5,
-                       "expert_group_count": 1})
+                       "expert_group_count": 1, "attention.layer_norm_epsilon": c["layer_norm_epsilon"]})
     if kind.startswith("lfm2"):
         fields.update({"shortconv.l_cache": c["conv_L_cache"], "attention.head_count_kv": [0 if x == "conv" else w.kv for x in c["layer_types"]]})
         if kind == "lfm2":

@@ -230,10 +230,11 @@ void to_gguf(const OpenedModel& opened, const ConvertOptions& options, Converter
   const ModelConfig& config = opened.model.config;
   GgufWriter writer;
   std::vector<Job> jobs = jobs_of(opened.model, gguf_layout(config), options, true);
-  describe_gguf(config, writer);
+  ModelConfig form = gguf_form(config);
+  describe_gguf(form, writer);
   describe_gguf_tokenizer(opened.tokenizer, config.vocab, writer);
   write_gguf(converter, jobs, writer, options.out,
-             [&](const fs::path& path) { check_same(config, path, options.out); });
+             [&](const fs::path& path) { check_same(form, path, options.out); });
 }
 
 const char* safetensors_type(DType dtype) {

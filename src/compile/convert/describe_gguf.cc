@@ -89,17 +89,22 @@ void write_sections(const ModelConfig& c, KeyWriter& keys) {
       !c.architecture.starts_with("qwen35"))
     return;
   auto half = static_cast<int32_t>(c.rope.dims / 2), third = half / 3;
-  keys.integers("rope.dimension_sections", {half - 2 * third, third, third, 0});
+  std::vector<int32_t> sections(c.rope_sections.begin(), c.rope_sections.end());
+  if (sections.empty()) sections = {half - 2 * third, third, third};
+  sections.resize(4);
+  keys.integers("rope.dimension_sections", sections);
 }
 
 // Layers without attention have none.
 void write_kv_heads(const ModelConfig& c, KeyWriter& keys) {
   std::vector<int32_t> list;
   for (int64_t i = 0; i < c.layers; ++i) {
-    bool attends = !c.only_mlp(i) && (!c.recurrent.at(i) || c.recurrent.delta);
+    bool attends =
+        !c.only_mlp(i) && (!c.recurrent.at(i) || c.recurrent.delta || c.recurrent.beside);
     list.push_back(attends ? static_cast<int32_t>(c.kv_heads_at(i)) : 0);
   }
-  if (c.full_kv_heads > 0 || (c.recurrent.heads > 0 && !c.recurrent.delta))
+  bool some = c.recurrent.heads > 0 && !c.recurrent.delta && !c.recurrent.beside;
+  if (c.full_kv_heads > 0 || some)
     keys.integers("attention.head_count_kv", list);
   else
     keys.integer("attention.head_count_kv", c.kv_heads);
@@ -110,6 +115,8 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
   keys.number(c.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                        : "attention.layer_norm_epsilon",
               c.norm_eps);
+  if (c.architecture.starts_with("nemotron_h"))  // for a head that predicts further tokens
+    keys.number("attention.layer_norm_epsilon", c.norm_eps);
   if (const LatentConfig& m = c.latent; m.rank > 0) {
     keys.integer("attention.head_count_kv", 1);
     keys.integer("attention.kv_lora_rank", m.rank);
@@ -298,11 +305,6 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("block_count", c.layers);
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
-  if (c.recurrent.beside)
-    fail(
-        ErrorCode::kUnsupported,
-        "models of the family {} cannot be written as GGUF: its files have factors in the matrices",
-        c.architecture);
   write_ffn(c, keys);
   keys.integer("vocab_size", c.vocab);
   if (c.embedding.encoder) return write_encoder(c, keys, out);

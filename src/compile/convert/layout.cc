@@ -77,16 +77,36 @@ int64_t product(std::span<const int64_t> dims) {
 
 // Whether steps split rows of the tensor.
 bool moves_elements(const FilePart& part, const FileTensor& tensor) {
-  return std::any_of(part.steps.begin(), part.steps.end(), [&](const RecipeStep& s) {
-    return s.kind == Kind::kTranspose ||
-           (s.kind == Kind::kReshape && s.dims.back() != tensor.dims.back());
-  });
+  return part.order.columns ||
+         std::any_of(part.steps.begin(), part.steps.end(), [&](const RecipeStep& s) {
+           return s.kind == Kind::kTranspose ||
+                  (s.kind == Kind::kReshape && s.dims.back() != tensor.dims.back());
+         });
 }
 double added(const FilePart& part) {
   double sum = 0;
   for (const RecipeStep& s : part.steps)
     if (s.kind == Kind::kAddScalar) sum += s.value;
   return sum;
+}
+
+// The places of units after the heads took their order; `columns` is the length of a row.
+std::vector<int64_t> in_order(const HeadOrder& order, std::vector<int64_t> at, int64_t columns) {
+  if (order.groups == 0) return at;
+  auto place = [&](int64_t n) {
+    int64_t m = n - order.first, head = m / order.width;
+    if (m < 0) return n;
+    int64_t moved = head % order.share * order.groups + head / order.share;
+    return order.first + moved * order.width + m % order.width;
+  };
+  std::vector<int64_t> out(at.size());
+  for (size_t i = 0; i < at.size(); ++i) {
+    auto n = static_cast<int64_t>(i);
+    int64_t row = n / columns, column = n % columns;
+    int64_t from = order.columns ? row * columns + place(column) : place(row) * columns + column;
+    out[i] = at[static_cast<size_t>(from)];
+  }
+  return out;
 }
 
 // For each unit of the weight (an element, or a row of `row` elements) its place in the tensor:
@@ -154,7 +174,8 @@ LoadedTensor load_part(const FilePart& part, const ModelConfig& c, const WeightS
 void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& view, FileBytes& out,
              bool by_rows) {
   int64_t unit = by_rows ? tensor.dims.back() : 1;
-  std::vector<int64_t> at = places(part, tensor.dims, by_rows);
+  int64_t columns = by_rows || view.dims.size() < 2 ? 1 : view.dims.back();
+  std::vector<int64_t> at = in_order(part.order, places(part, tensor.dims, by_rows), columns);
   size_t bytes = dtype_bytes(out.dtype, unit), from = dtype_bytes(view.dtype, unit);
   const std::byte* first =
       view.bytes.data() + dtype_bytes(view.dtype, part.first_row * view.dims.back());
@@ -162,7 +183,7 @@ void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& v
   std::vector<float> values(static_cast<size_t>(unit));
   for (size_t i = 0; i < at.size(); ++i) {
     std::byte* to = out.owned.data() + static_cast<size_t>(at[i]) * bytes;
-    if (out.dtype == view.dtype && less == 0 && part.decays == Decays::kSame) {
+    if (out.dtype == view.dtype && less == 0 && part.factor == 1 && part.decays == Decays::kSame) {
       std::memcpy(to, first + i * from, bytes);
       continue;
     }
@@ -170,7 +191,7 @@ void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& v
     for (float& v : values)
       v = part.decays == Decays::kFromLog ? -std::exp(v)
           : part.decays == Decays::kToLog ? std::log(-v)
-                                          : v - static_cast<float>(less);
+                                          : static_cast<float>((double{v} - less) * part.factor);
     std::memcpy(to, values.data(), bytes);
   }
 }
@@ -213,6 +234,63 @@ void add_layer_embeddings(const ModelConfig& c, const WeightSlot& slot, Layout& 
 
 }  // namespace
 
+namespace {
+
+HeadOrder head_order(const ModelConfig& c, const WeightSlot& slot) {
+  const RecurrentConfig& r = c.recurrent;
+  if (!c.architecture.starts_with("qwen35") || r.tiled || r.heads == r.groups) return {};
+  auto is_one_of = [&](std::initializer_list<std::string_view> stems) {
+    return std::find(stems.begin(), stems.end(), slot.stem) != stems.end();
+  };
+  HeadOrder order{r.groups, r.heads / r.groups, r.head_dim, 0, slot.stem == "ssm_out"};
+  if (is_one_of({"ssm_rate", "ssm_step", "ssm_dt", "ssm_a"}))
+    order.width = 1;
+  else if (slot.stem == "ssm_conv1d")
+    order.first = 2 * r.groups * r.state;
+  else if (!is_one_of({"ssm_v", "ssm_gate", "ssm_out"}))
+    return {};
+  return order;
+}
+
+double block_factor(const ModelConfig& c, const WeightSlot& slot) {
+  if (!c.recurrent.beside || slot.suffix != "weight") return 1;
+  const BlockScales& s = c.block_scales;
+  const std::pair<std::string_view, double> factors[] = {
+      {"attn_q", s.attention_in},
+      {"attn_k", s.attention_in * s.key},
+      {"attn_v", s.attention_in},
+      {"attn_output", s.attention_out},
+      {"ffn_gate", s.gate},
+      {"ffn_down", s.down},
+      {"ssm_gate", s.ssm_in * s.ssm_gate},
+      {"ssm_step", s.ssm_in * s.ssm_step},
+      {"ssm_out", s.ssm_out},
+      {"token_embd", c.embedding_scale},
+      {"output", c.logit_scale},
+  };
+  for (const auto& [stem, factor] : factors)
+    if (slot.stem == stem) return factor;
+  return 1;
+}
+
+// What enters the state space: three parts, each with its factor.
+void add_inputs(const ModelConfig& c, const WeightSlot& slot, const std::string& tensor,
+                Layout& layout) {
+  const RecurrentConfig& r = c.recurrent;
+  const BlockScales& s = c.block_scales;
+  int64_t vectors = r.groups * r.state, row = 0;
+  for (auto [rows, factor] :
+       {std::pair{r.inner(), s.ssm_x}, {vectors, s.ssm_b}, {vectors, s.ssm_c}}) {
+    int64_t at = r.inner() + row;  // after the gate
+    layout.add(
+        tensor, {at + rows, c.hidden},
+        {slot.name(), row, {slice_rows(at, at + rows)}, Decays::kSame, {}, factor * s.ssm_in});
+    row += rows;
+  }
+}
+
+}  // namespace
+
 std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
   if (c.embedding.encoder) return encoder_layout(c);
   const Family& family = family_of(c);
@@ -224,11 +302,6 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
          "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group separately, "
          "a folder all of them together",
          r.groups);
-  if (c.architecture.starts_with("qwen35") && r.heads != r.groups && !r.tiled)
-    fail(ErrorCode::kUnsupported,
-         "Qwen3.5 with {} value heads for {} key heads cannot be converted to GGUF: its files have "
-         "the columns of ssm_out in another order",
-         r.heads, r.groups);
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = gguf_place(family, c, slot);
@@ -245,9 +318,31 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
       dims = {dims[0] / c.head_dim, c.head_dim};
     if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
     Decays decays = r.decay_log && slot.stem == "ssm_a" ? Decays::kFromLog : Decays::kSame;
-    layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps), decays});
+    if (r.beside && slot.stem == "ssm_xbc") {
+      add_inputs(c, slot, place.tensor, layout);
+      continue;
+    }
+    layout.add(place.tensor, dims,
+               {slot.name(), 0, place.steps, decays, head_order(c, slot), block_factor(c, slot)});
+    if (r.beside && c.tied_embeddings && slot.stem == "token_embd")  // they differ in their factors
+      layout.add("output.weight", dims, {slot.name(), 0, {}, Decays::kSame, {}, c.logit_scale});
   }
   return layout.take();
+}
+
+ModelConfig gguf_form(const ModelConfig& c) {
+  ModelConfig out = c;
+  RecurrentConfig& r = out.recurrent;
+  if (c.architecture.starts_with("qwen35")) r.tiled = r.heads != r.groups;
+  // Transformers alone limits time steps from below; GGUF and llama.cpp have no such limit.
+  if (c.architecture.starts_with("nemotron_h")) r.step_low = 0;
+  if (r.beside) {
+    out.block_scales = {};
+    out.embedding_scale = out.logit_scale = 1;
+    out.tied_embeddings = false;
+    if (r.norm_groups == 0) r.gated_norm = true;
+  }
+  return out;
 }
 
 std::vector<FileTensor> hf_layout(const ModelConfig& c) {
@@ -291,9 +386,10 @@ FileBytes assemble(const FileTensor& tensor, const ModelConfig& c, const WeightS
   std::set<DType> types;
   for (const FilePart& part : tensor.parts) {
     by_rows = by_rows && !moves_elements(part, tensor);
-    bool same = part.decays == Decays::kSame;
+    bool same = part.decays == Decays::kSame && part.order.groups == 0 && part.factor == 1;
     plain = plain && part.steps.empty() && same;
-    bool as_f32 = added(part) != 0 || !same || !order_of(part.weight, c).empty();
+    bool as_f32 = added(part) != 0 || part.decays != Decays::kSame || part.factor != 1 ||
+                  !order_of(part.weight, c).empty();
     types.insert(as_f32 ? DType::kF32 : c.weights.at(part.weight).dtype);
   }
   bool blocks = std::any_of(types.begin(), types.end(), is_block_type);

@@ -11,6 +11,14 @@ namespace tokamak {
 // Decays of recurrent layers: GGUF has negative numbers, folders the logarithms of their opposites.
 enum class Decays { kSame, kFromLog, kToLog };
 
+// Linear attention: a folder has the value heads of a key head side by side, GGUF of Qwen3.5 the
+// first of every key head, then the second of each. Rows, or columns, from `first` on.
+struct HeadOrder {
+  int64_t groups = 0;  // 0: the order stays
+  int64_t share = 1, width = 1, first = 0;
+  bool columns = false;
+};
+
 // A weight (or its rows from `first_row` on) in a tensor of the file: `steps` lead from the tensor
 // to the weight.
 struct FilePart {
@@ -18,6 +26,8 @@ struct FilePart {
   int64_t first_row = 0;
   std::vector<RecipeStep> steps;
   Decays decays = Decays::kSame;
+  HeadOrder order = {};
+  double factor = 1;  // Falcon-H1: GGUF has matrices times the factors of its blocks
 };
 
 struct FileTensor {
@@ -28,6 +38,8 @@ struct FileTensor {
 
 // Fails (kUnsupported) for families that the format does not have.
 std::vector<FileTensor> gguf_layout(const ModelConfig& config);
+// The configuration that the GGUF file of a model describes.
+ModelConfig gguf_form(const ModelConfig& config);
 std::vector<FileTensor> hf_layout(const ModelConfig& config);
 
 // A tensor of the file in the type of its weights, or in f32 where its steps compute.

@@ -183,6 +183,9 @@ void read_experts(const GgufFile& file, const GgufKeys& keys, const Family& fami
     e.layers.push_back(has);
     if (has && file.find(fmt::format("blk.{}.exp_probs_b.bias", i))) e.score_bias = true;
   }
+  // Files of GLM-4.7-Flash do not say it; those of DeepSeek-V2, which do not either, have no bias.
+  if (c.architecture == "deepseek2" && e.score_bias && !keys.has("expert_gating_func"))
+    e.sigmoid = true;
 }
 
 // Early files of DeepSeek-V2 give the sizes of heads, later ones those of the cache and, under
@@ -231,7 +234,6 @@ void read_hybrid(const GgufFile& file, const GgufKeys& keys, const Family& famil
     std::string norm = "blk.0.ssm_norm.weight";
     read_state_space(file, keys, 0, c);
     r.beside = true;
-    r.gated_norm = false;
     if (!file.find(norm)) r.norm_groups = 0;
     return;
   }

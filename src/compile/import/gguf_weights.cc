@@ -96,7 +96,8 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
       return {both};
     }
   }
-  if (slot.stem == "ffn_gate_inp_shexp") steps.push_back(reshape(slot.dims));
+  if (slot.stem == "ffn_gate_inp_shexp" || slot.stem == "exp_probs_b")  // may have a dimension of 1
+    steps.push_back(reshape(slot.dims));
   if (slot.dims.size() != 3 || file.find(name)) return {name};
   // Early files have a tensor per expert: blk.0.ffn_gate.3.weight.
   std::string stem = slot.stem.substr(0, slot.stem.size() - std::string_view("_exps").size());
@@ -156,10 +157,10 @@ WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightS
     FusedRows rows = fused_rows(c, slot.stem);
     steps.push_back(slice_rows(rows.begin, rows.end));
     stored.stem = attention_part ? "attn_qkv" : "ffn_up";
-  } else if (slot.stem == "ffn_norm" && norm_by_place(family)) {
-    stored.stem = "post_attention_norm";
   } else if (std::string other = falcon_norm(c, slot); !other.empty()) {
     return {other, {}};
+  } else if (slot.stem == "ffn_norm") {
+    return {mlp_norm(family, slot), {}};
   } else if (std::string last = output_norm(c, slot); !last.empty()) {
     return {last, {}};
   } else if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm")) {

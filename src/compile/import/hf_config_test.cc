@@ -338,12 +338,15 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
 }
 
-TEST(HfConfig, SaysWhatIsWrongInGemmaAndFalcon) {
+TEST(HfConfig, SaysWhatIsWrongInSomeFamilies) {
   HfModel m;
   m.llama();
   auto error = [&](const Value& json) {
     return error_of([&] { config_from_hf(json, m.table, "folder"); });
   };
+  EXPECT_THAT(error(config("hunyuan_v1_dense", R"(,"use_cla":true)")), HasSubstr("use_cla"));
+  EXPECT_THAT(error(config("smollm3", R"(,"use_sliding_window":true)")),
+              HasSubstr("use_sliding_window in config.json has a value that is not supported"));
   EXPECT_THAT(error(config("gemma4_text", R"(,"use_bidirectional_attention":"all")")),
               HasSubstr("bidirectional attention"));
   EXPECT_THAT(error(config("gemma4_text",

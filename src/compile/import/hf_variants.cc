@@ -6,6 +6,36 @@
 namespace tokamak {
 namespace {
 
+// Keys that change results and have one value in all published models.
+void check_fixed(const Fields& f, const ModelConfig& c) {
+  auto refuse = [&](std::string_view key) {
+    fail(ErrorCode::kUnsupported, "{}: {} in config.json has a value that is not supported",
+         f.where(), key);
+  };
+  struct Flag {
+    std::string_view architecture, key;
+    bool value;
+  };
+  for (const auto& [architecture, key, value] :
+       {Flag{"deepseek2", "rope_interleave", true}, Flag{"minimax-m2", "use_qk_norm", true},
+        Flag{"hunyuan-dense", "use_qk_norm", true}, Flag{"hunyuan-moe", "use_qk_norm", true},
+        Flag{"hunyuan-dense", "use_cla", false}, Flag{"hunyuan-moe", "use_cla", false},
+        Flag{"qwen35", "attn_output_gate", true}, Flag{"qwen35moe", "attn_output_gate", true},
+        Flag{"smollm3", "use_sliding_window", false}})
+    if (c.architecture == architecture && f.boolean(key, value) != value) refuse(key);
+  if (c.architecture == "gpt-oss" && std::fabs(f.number({"swiglu_alpha"}, 1.702) - 1.702) > 1e-6)
+    refuse("swiglu_alpha");
+  if (c.architecture == "apertus" && f.text({"hidden_act"}, "xielu") != "xielu")
+    refuse("hidden_act");
+  if (c.architecture == "granitehybrid" &&
+      f.text({"normalization_function"}, "rmsnorm") != "rmsnorm")
+    refuse("normalization_function");
+  if (c.architecture != "minimax-m2") return;
+  if (f.text({"scoring_func"}, "sigmoid") != "sigmoid") refuse("scoring_func");
+  for (double kind : f.numbers("attn_type_list"))
+    if (kind != 1) refuse("attn_type_list");  // 0: linear attention
+}
+
 // Scales that Granite and Cohere apply to embeddings, scores, residuals and logits.
 void read_scales(const Fields& f, ModelConfig& c) {
   if (c.architecture.starts_with("granite")) {
@@ -197,6 +227,7 @@ void read_llama4(const Fields& f, ModelConfig& c) {
 }  // namespace
 
 void read_variants(const Fields& fields, const Family& family, ModelConfig& config) {
+  check_fixed(fields, config);
   read_scales(fields, config);
   read_unrotated(fields, config);
   read_parallel(fields, config);

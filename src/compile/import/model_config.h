@@ -179,6 +179,8 @@ struct ModelConfig {
   AltUpConfig altup;
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
+  // Pairs that images rotate by time, height and width; the same for texts. For GGUF files only.
+  std::vector<int64_t> rope_sections;
 
   bool only_mlp(int64_t layer) const {
     return !mlp_layers.empty() && mlp_layers[static_cast<size_t>(layer)];
