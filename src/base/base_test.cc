@@ -88,8 +88,19 @@ TEST(NewFile, TakesItsNameWhenItIsComplete) {
       EXPECT_EQ(read_text_file(path), std::string("begin") + text);
       EXPECT_EQ(files(), before + (replaces ? 0 : 1));
     }
-  fs::remove_all(folder);
   EXPECT_THROW(NewFile("/nowhere/at/all"), Error);
+  // A link is followed; a pipe, a device or a folder is not replaced.
+  write_text_file(folder / "file", "old");
+  fs::create_symlink("file", folder / "link");
+  replace_file(folder / "link", "new");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(read_text_file(folder / "file"), "new");
+  fs::create_symlink("/dev/null", folder / "null");
+  EXPECT_THROW(NewFile(folder / "null"), Error);
+  replace_file(folder / "null", "x");
+  EXPECT_TRUE(fs::is_character_file(folder / "null"));
+  EXPECT_THROW(NewFile{folder}, Error);
+  fs::remove_all(folder);
 }
 
 TEST(Sha256, EqualsThePublishedExamples) {

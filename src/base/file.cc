@@ -72,6 +72,8 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
 }
 
 void replace_file(const std::filesystem::path& path, std::string_view content) {
+  std::error_code ec;
+  if (std::filesystem::is_other(path, ec)) return write_text_file(path, content);
   NewFile file(path);
   file.write(std::as_bytes(std::span(content)));
   file.commit();

@@ -163,8 +163,7 @@ class Bert final : public Normalizer {
       char32_t cp = c.cp;
       if (clean_) {
         const bool space = cp == '\t' || cp == '\n' || cp == '\r' || is_white_space(cp);
-        // Unassigned characters stay: they may be emoji that are newer than these tables.
-        const bool control = is_other(cp) && std::string_view(general_category(cp)) != "Cn";
+        const bool control = is_bert_control(cp);
         if (!space && (cp == 0 || cp == 0xFFFD || control)) continue;
         if (cp != '\t' && cp != '\n' && cp != '\r' && control) continue;
         if (space) cp = ' ';
@@ -183,7 +182,7 @@ class Bert final : public Normalizer {
       text.clear();
       for (size_t pos = 0; pos < apart.size();) {
         const Utf8Char c = utf8_decode(apart, pos);
-        if (!is_nonspacing_mark(c.cp)) text.append(apart, pos, c.length);
+        if (!is_bert_accent(c.cp)) text.append(apart, pos, c.length);
         pos += c.length;
       }
     }
@@ -255,7 +254,7 @@ std::unique_ptr<Normalizer> make_normalizer(const Value& config) {
     return std::make_unique<TextFunction>([](std::string& text) { text = to_lower(text); });
   if (type == "StripAccents")
     return per_char([](char32_t c, std::string& out) {
-      if (!is_mark(c)) utf8_append(out, c);
+      if (!is_accent(c)) utf8_append(out, c);
     });
   if (type == "Strip")
     return std::make_unique<Strip>(config.get_bool("strip_left", true),

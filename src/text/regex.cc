@@ -4,7 +4,6 @@
 #include <pcre2.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "base/error.h"
 #include "text/unicode.h"
@@ -76,46 +75,27 @@ bool is_regex_word(char32_t c) {
          (c >= 0xBC && c <= 0xBE);
 }
 
-// U+180E, which is not a space, or an emoji from U+1F6DC or U+1FA40 on, which may be new.
-bool needs_exact(std::string_view text) {
-  if (text.find('\xE1') == text.npos && text.find('\xF0') == text.npos) return false;
-  for (std::string_view part :
-       {"\xE1\xA0\x8E", "\xF0\x9F\x9B\x9C", "\xF0\x9F\xA9", "\xF0\x9F\xAA", "\xF0\x9F\xAB"})
-    if (text.find(part) != std::string_view::npos) return true;
-  return false;
-}
-
 }  // namespace
 
 struct Regex::Code {
   std::string pattern;
   DigitGroups digits = DigitGroups::kNone;
-  CodePtr fast;  // \s as in PCRE2
-  mutable std::once_flag once;
-  mutable CodePtr exact;  // for texts where PCRE2's classes may differ; compiled for the first one
-  std::string exact_pattern;  // empty if the pattern has none of these classes
-
-  const pcre2_code* for_text(std::string_view text) const {
-    if (exact_pattern.empty() || !needs_exact(text)) return fast.get();
-    std::call_once(once, [&] { exact = compile(exact_pattern, pattern); });
-    return exact.get();
-  }
+  CodePtr code;
+  bool literal = false;  // without classes of characters: any table will do
 };
 
 Regex::Regex(std::string_view pattern) : code_(std::make_unique<Code>()) {
   code_->pattern = std::string(pattern);
   code_->digits = digit_groups(pattern);
-  const std::string fast = regex_to_pcre(pattern, false);
-  std::string exact = regex_to_pcre(pattern, true);
-  code_->fast = compile(fast, pattern);
-  if (exact != fast) code_->exact_pattern = std::move(exact);
+  code_->literal = pattern.find('\\') == pattern.npos && pattern.find("[:") == pattern.npos;
+  code_->code = compile(regex_to_pcre(pattern), pattern);
 }
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-Regex::Scan::Scan(const Regex& regex, std::string_view text)
-    : regex_(regex), code_(regex.code_->for_text(text)), text_(text) {
+Regex::Scan::Scan(const Regex& regex, std::string_view text) : regex_(regex), text_(text) {
+  if (!regex.code_->literal && with_known_characters(text, known_)) text_ = known_;
   // A match may take a few steps per character; patterns that take more are aborted.
   constexpr size_t kBase = 10'000'000, kPerByte = 16;
   pcre2_set_match_limit(workspace().context, static_cast<uint32_t>(std::min<size_t>(
@@ -166,7 +146,7 @@ size_t Regex::Scan::window_end(size_t at) const {
 bool Regex::Scan::next(Match& match) {
   if (regex_.code_->digits != DigitGroups::kNone) return next_digits(match);
   MatchWorkspace& w = workspace();
-  const auto* code = static_cast<const pcre2_code*>(code_);
+  const pcre2_code* code = regex_.code_->code.get();
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
   while (pos_ <= text_.size()) {
     const auto match_in = [&](size_t size, uint32_t options) {

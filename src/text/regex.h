@@ -37,7 +37,7 @@ class Regex {
 
    private:
     const Regex& regex_;
-    const void* code_;
+    std::string known_;  // a copy with characters that PCRE2 knows, where that is needed
     std::string_view text_;
     bool next_digits(Match& match);
     size_t window_end(size_t at) const;
@@ -56,8 +56,7 @@ std::string_view regex_property_name(std::string_view key);
 // Class items for a set that PCRE2 lacks or defines differently; posix: as in [[:punct:]].
 std::string_view regex_named_set(std::string_view name, bool posix);
 
-// The same pattern in PCRE2's syntax. exact: \s does not match U+180E, and \p{S} matches emoji that
-// are newer than PCRE2, at some cost in speed.
-std::string regex_to_pcre(std::string_view pattern, bool exact);
+// The same pattern in PCRE2's syntax.
+std::string regex_to_pcre(std::string_view pattern);
 
 }  // namespace tokamak

@@ -1,4 +1,4 @@
-// Oniguruma (Ruby) syntax -> PCRE2 syntax. Where they differ: \s and U+180E, \h, \w, \u, script
+// Oniguruma (Ruby) syntax -> PCRE2 syntax. Where they differ: \h, \w, \u, script
 // properties, nested and intersected character classes, ^ and $ (always per line), (?m), {n,m}+.
 #include <algorithm>
 #include <array>
@@ -12,7 +12,6 @@
 namespace tokamak {
 namespace {
 
-constexpr std::string_view kSpace = R"(\t-\r\x{85}\p{Z})";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 // Outside of a class, superscripts and fractions below U+0100 count as well.
 constexpr std::string_view kWordAlone =
@@ -23,15 +22,11 @@ constexpr std::string_view kBoundary =
 constexpr std::string_view kNoBoundary =
     "(?:(?<=" TK_WORD ")(?=" TK_WORD ")|(?<!" TK_WORD ")(?!" TK_WORD "))";
 #undef TK_WORD
-// Emoji of Unicode 15 and 16, which PCRE2 may be too old to know as symbols.
-constexpr std::string_view kNewEmoji =
-    R"(\x{1f6dc}\x{1fa75}-\x{1fa77}\x{1fa87}-\x{1fa89}\x{1fa8f}\x{1faad}-\x{1faaf}\x{1fabb}-\x{1fabf})"
-    R"(\x{1fac6}\x{1face}-\x{1facf}\x{1fada}-\x{1fadc}\x{1fadf}\x{1fae8}-\x{1fae9}\x{1faf7}-\x{1faf8})";
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 class Translator {
  public:
-  Translator(std::string_view pattern, bool exact) : in_(pattern), exact_(exact) {}
+  explicit Translator(std::string_view pattern) : in_(pattern) {}
 
   std::string run() {
     while (pos_ < in_.size()) {
@@ -40,7 +35,7 @@ class Translator {
         // Within a run of white space only its first position can match; trying each of them would
         // take
         // quadratic time.
-        out_ += R"((?:\G|(?<!)" + (exact_ ? "[" + std::string(kSpace) + "]" : R"(\s)") + "))";
+        out_ += R"((?:\G|(?<!\s)))";
       }
       at_alternative_ = peek() == '|';
       element();
@@ -188,10 +183,6 @@ class Translator {
         key += static_cast<char>(tolower(static_cast<unsigned char>(c)));
     if (const std::string_view set = regex_named_set(key, false); !set.empty())
       return char_set(set, head[1] == 'P', in_class);
-    if (exact_ && (key == "s" || key == "so" || key == "symbol" || key == "othersymbol"))
-      return char_set(
-          (key == "s" || key == "symbol" ? R"(\p{S})" : R"(\p{So})") + std::string(kNewEmoji),
-          head[1] == 'P', in_class);
     if (const std::string_view to = regex_property_name(key); !to.empty())
       return head + std::string(to) + "}";
     if (name.size() <= 2 && key.find_first_of("lmnpszc") == 0)
@@ -224,12 +215,6 @@ class Translator {
     switch (c) {
       case '\0':
         bad("trailing backslash");
-      case 's':
-        if (exact_) return set(kSpace, false);
-        break;
-      case 'S':
-        if (exact_) return set(kSpace, true);
-        break;
       case 'w':
         return set(in_class ? kWord : kWordAlone, false);
       case 'W':
@@ -368,7 +353,6 @@ class Translator {
   }
 
   std::string_view in_;
-  bool exact_;
   size_t pos_ = 0;
   std::string out_;
   size_t atom_ = 0;                             // where the last atom starts in out_
@@ -380,8 +364,6 @@ class Translator {
 
 }  // namespace
 
-std::string regex_to_pcre(std::string_view pattern, bool exact) {
-  return Translator(pattern, exact).run();
-}
+std::string regex_to_pcre(std::string_view pattern) { return Translator(pattern).run(); }
 
 }  // namespace tokamak

@@ -172,6 +172,8 @@ std::vector<uint8_t> build() {
       }
     });
   }
+  for (char32_t c = 0; c < kEnd; ++c)  // those were matched by a stand-in of another script
+    if (known_stand_in(c) != c) table[c] = c == 0x180E || c == 0x1171E ? table[c - 1] : kScriptAny;
   table[0] = 4;  // U+0000 is Common
   table[' '] = kScriptAny;
   table[0x30FC] = 1;

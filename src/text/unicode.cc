@@ -11,7 +11,10 @@ namespace tokamak {
 namespace {
 
 utf8proc_category_t category(char32_t c) {
-  return c > 0x10FFFF ? UTF8PROC_CATEGORY_CN : utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  if (c > 0x10FFFF) return UTF8PROC_CATEGORY_CN;
+  const auto found = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  if (found != UTF8PROC_CATEGORY_CN) return found;
+  return utf8proc_category(static_cast<utf8proc_int32_t>(known_stand_in(c)));
 }
 
 bool is_ascii(std::string_view text) {
@@ -155,7 +158,8 @@ bool is_mark(char32_t c) {
 bool is_nonspacing_mark(char32_t c) { return category(c) == UTF8PROC_CATEGORY_MN; }
 bool is_numeric(char32_t c) {
   const auto k = category(c);
-  return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
+  return (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) ||
+         (c >= 0x11DE0 && c <= 0x11DE9) || (c >= 0x16FF4 && c <= 0x16FF6);  // of Unicode 17
 }
 bool is_decimal_digit(char32_t c) { return category(c) == UTF8PROC_CATEGORY_ND; }
 bool is_punctuation(char32_t c) {
@@ -193,7 +197,8 @@ void append_lower(std::string& out, char32_t c) {
   } else if (c == 0x130) {  // the only letter whose lower case is two characters
     out += "i\xCC\x87";
   } else {
-    utf8_append(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+    const auto lower = static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+    utf8_append(out, lower == c ? new_lower(c) : lower);
   }
 }
 

@@ -47,6 +47,20 @@ bool is_word(char32_t c);             // L, M, N, Pc and joiners: \w of regular 
 bool is_upper(char32_t c);
 bool is_lower(char32_t c);
 bool is_alphabetic(char32_t c);
+
+// By the older tables of `tokenizers`.
+bool is_accent(char32_t c);
+bool is_bert_accent(char32_t c);
+bool is_bert_punctuation(char32_t c);  // beyond ASCII
+bool is_bert_control(char32_t c);
+
+// A character of the same length and category that every library's tables have, if `c` is one of
+// Unicode 15 or 16, else `c`.
+char32_t known_stand_in(char32_t c);
+// The text with those stand-ins; false: it needs none, and `out` is empty.
+bool with_known_characters(std::string_view text, std::string& out);
+char32_t new_lower(char32_t c);  // of letters of Unicode 16 and 17, else `c`
+
 const char* general_category(char32_t c);  // "Lu", "Nd", ...; "Cn" beyond U+10FFFF
 
 void append_lower(std::string& out, char32_t c);  // full mapping, no context

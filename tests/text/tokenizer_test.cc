@@ -213,6 +213,13 @@ TEST(Normalizer, BertDropsControlsAndKeepsUnassigned) {
   std::string text = "a\xC2\x85\xE2\x80\x8B\xEE\x80\x80\x01🫩\xF0\x9F\xBB\xBF";
   make_normalizer(parse_json(R"({"type": "BertNormalizer"})"))->apply(text, false);
   EXPECT_EQ(text, "a🫩\xF0\x9F\xBB\xBF");
+  text = "\u0301\u08D4a\u07FDb\u1734\u0890";  // U+08D4 and U+07FD are too new for its tables
+  make_normalizer(parse_json(R"({"type": "BertNormalizer"})"))->apply(text, false);
+  EXPECT_EQ(text, "\u08D4a\u07FDb\u0890");
+  text = "\u0301\u08D4\u07FDꟌ꟎";
+  make_normalizer(parse_json(R"({"type": "StripAccents"})"))->apply(text, false);
+  make_normalizer(parse_json(R"({"type": "Lowercase"})"))->apply(text, false);
+  EXPECT_EQ(text, "\u07FDꟍ꟏");
 }
 
 // U+32FF and U+1F16C decompose since Unicode 12 and 13.
@@ -238,6 +245,13 @@ TEST(Regex, SyntaxOfTokenizers) {
   EXPECT_EQ(matches(R"([\p{P}\p{S}]+)", "a🩷!b"), List{"🩷!"});    // U+1FA77, of Unicode 15
   EXPECT_EQ(matches(R"(\p{So})", "a🫩b"), List{"🫩"});             // U+1FAE9, of Unicode 16
   EXPECT_EQ(matches(R"(\P{S}+)", "a🫩b"), (List{"a", "b"}));
+  // Letters, marks and digits of Unicode 15 and 16; a pattern without classes sees the text itself.
+  EXPECT_EQ(matches(R"(\p{L}+)", "1ꟋꟍⱠ𐗀\U0002EBF0a1"), List{"ꟋꟍⱠ𐗀\U0002EBF0a"});
+  EXPECT_EQ(matches(R"(\p{Han}+)", "a\U0002EBF0\U00031350b"), List{"\U0002EBF0\U00031350"});
+  EXPECT_EQ(matches(R"(\p{M}+|\p{N})", "a\u0897\U00011F50"), (List{"\u0897", "\U00011F50"}));
+  EXPECT_EQ(matches(R"(\d{1,3}(?=(?:\d{3})*\b))", "\U0001E5F1\U0001E5F2"),
+            List{"\U0001E5F1\U0001E5F2"});
+  EXPECT_EQ(matches("[\U0002EBF0-\U0002EE5D]", "a\U0002EBF0"), List{"\U0002EBF0"});
   EXPECT_EQ(matches(R"(\p{Han}+)", "\xE3\x80\x82\xE4\xBD\xA0"),
             (List{"\xE4\xBD\xA0"}));  // nor is the full stop Han
   EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (List{"a", "cd"}));
