@@ -1,5 +1,4 @@
 """The OpenAI routes: exact response format, parameters, errors, streams, disconnecting clients."""
-import contextlib
 import json
 import re
 import socket
@@ -7,7 +6,7 @@ import threading
 import time
 import unittest
 
-from harness import Server, chat, chunks, encode, events, parse, read_all, read_until
+from harness import Server, chat, chunks, encode, events, parse, read_until
 
 
 class Api(unittest.TestCase):
