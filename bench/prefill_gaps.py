@@ -7,8 +7,8 @@
 A few streams decode; when their pace is known, a prompt that is not in the cache arrives. For every target of the time per output token
 (`serve --tpot-target`, in ms, or 2x: twice the pace of the streams) and every prompt the table has the median gap between two tokens of
 a stream before the prompt and after it (streams grow meanwhile, and their steps with them), the gaps while it was computed (median, 90th and
-99th percentile, worst), the worst gap divided by the median before, by the longer median of before and after, and by what the target allows (the target, or two steps without prompts where
-those are longer), and the time to the prompt's first token. All times are measured at the client.
+99th percentile, worst), the worst gap divided by the median before, by the pace, and by what the target allows (the target, or twice the pace where that is longer), and the time to the prompt's
+first token. The pace at a gap is what streams of that length take without prompts: between the medians before and after, by the number of tokens. All times are measured at the client.
 
 A prompt of 0 tokens is none: the gaps of --quiet seconds in which nothing but the streams runs, which is what the machine itself adds.
 """
@@ -81,7 +81,21 @@ class Client:
 
 def gaps(streams, start, end):
     """Milliseconds between tokens of the streams, of the gaps that end between two times."""
-    return [1e3 * (b - a) for s in streams for a, b in zip(s.times, s.times[1:]) if start < b <= end]
+    return [ms for ms, _ in gaps_at(streams, start, end)]
+
+
+def gaps_at(streams, start, end):
+    """The same with the number of tokens before each gap."""
+    return [(1e3 * (b - a), i) for s in streams for i, (a, b) in enumerate(zip(s.times, s.times[1:])) if start < b <= end]
+
+
+def pace_of(streams, before, start, end):
+    """Milliseconds per token without prompts, by the number of tokens, and the median after `end`."""
+    later = gaps_at(streams, end + 0.1, time.perf_counter())
+    after = statistics.median(ms for ms, _ in later)
+    at = lambda found: statistics.median(i for _, i in found)
+    a, b = at(gaps_at(streams, 0, start)), at(later)
+    return lambda i: before + (after - before) * min(max((i - a) / max(b - a, 1), 0), 1), after
 
 
 def steps(prompt):
@@ -113,14 +127,15 @@ def measure_one(args, server, target, size, rng):
     client.wait(args.settle)
     if any(s.done for s in running):
         sys.exit("the streams ended before the prompt")
-    during = sorted(gaps(running, start, end + 0.05))
+    found = gaps_at(running, start, end + 0.05)
+    during = sorted(ms for ms, _ in found)
+    pace, after = pace_of(running, before, start, end)
     client.close()
-    after = statistics.median(gaps(running, end + 0.1, time.perf_counter()))
     share = lambda part: during[int(part * (len(during) - 1))]
     return {"target_ms": target, "prompt": size, "before_ms": before, "after_ms": after, "median_ms": statistics.median(during), "p90_ms": share(0.9),
             "p99_ms": share(0.99), "worst_ms": during[-1], "worst_by_before": during[-1] / before,
-            "worst_by_alone": during[-1] / max(before, after),
-            "worst_by_allowed": during[-1] / max(target, 2 * before), "ttft_ms": 1e3 * (end - start), "steps": chunks}
+            "worst_by_pace": max(ms / pace(i) for ms, i in found),
+            "worst_by_allowed": max(ms / max(target, 2 * pace(i)) for ms, i in found), "ttft_ms": 1e3 * (end - start), "steps": chunks}
 
 
 def measure(args, server, target, rng):

@@ -68,12 +68,22 @@ SampleSpec model_defaults(const std::string& path, const ModelSource& source) {
   return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata()) : SampleSpec{};
 }
 
+std::string named_template(const TokenizerSpec& spec, const std::string& given) {
+  try {
+    return pick_chat_template(spec, given, false);
+  } catch (const Error& e) {
+    fail(ErrorCode::kInvalidArgument, "--chat-template {}: no such file, and {}", given, e.what());
+  }
+}
+
 TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
-  const std::string& name = o.chat_template;
-  if (!o.chat_template_file.empty() && !name.empty())
+  const std::string &name = o.chat_template, &given = o.chat_template_file;
+  if (!given.empty() && !name.empty())
     fail(ErrorCode::kInvalidArgument, "give either --chat-template or --template-name, not both");
-  if (!o.chat_template_file.empty())
-    spec.chat_template = read_text_file(o.chat_template_file, size_t{1} << 20);
+  if (fs::exists(given))
+    spec.chat_template = read_text_file(given, size_t{1} << 20);
+  else if (!given.empty())
+    spec.chat_template = named_template(spec, given);
   else if (!name.empty())
     spec.chat_template = std::string(pick_chat_template(spec, name, false));
   else

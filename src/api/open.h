@@ -26,7 +26,7 @@ namespace tokamak {
 // zero or unset value means the default.
 struct OpenOptions : ModelOptions {
   std::string model;                    // path
-  std::string chat_template_file;       // a Jinja file instead of the model's templates
+  std::string chat_template_file;       // a Jinja file, or the name of one of the model's templates
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known

@@ -1,5 +1,4 @@
 """The OpenAI routes: exact response format, parameters, errors, streams, disconnecting clients."""
-import contextlib
 import json
 import re
 import socket
@@ -7,7 +6,7 @@ import threading
 import time
 import unittest
 
-from harness import Server, chat, chunks, encode, events, parse, read_all, read_until
+from harness import Server, chat, chunks, encode, events, parse, read_until
 
 
 class Api(unittest.TestCase):
@@ -383,7 +382,6 @@ class Leaving(Api):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         if how == "half":
             s.shutdown(socket.SHUT_WR)
-            read_all(s)
         s.close()
 
     def test_leaving(self):
@@ -392,16 +390,6 @@ class Leaving(Api):
                 for prompt in ("[hold]", "[slow 10]"):
                     with self.subTest(stream=stream, how=how, prompt=prompt):
                         self.check_cancelled(lambda: self.ask({"prompt": prompt, "max_tokens": 4000, "stream": stream}, how))
-
-    def test_half_closed_clients_get_what_is_not_generated(self):
-        """A client that sends no more still reads: only generations end (test_leaving)."""
-        tokens = encode("POST", "/tokenize", {"prompt": "a b"})
-        for requests, answers in ((tokens, 1), (tokens + encode("GET", "/health") + tokens, 3), (tokens + tokens[:-4], 1),
-                                  (encode("GET", "/v1/models") * 20, 20)):
-            with self.subTest(requests=requests[:200]), contextlib.closing(self.server.connect()) as s:
-                s.sendall(requests)
-                s.shutdown(socket.SHUT_WR)
-                self.assertEqual(read_all(s).count(b"HTTP/1.1 200 OK"), answers)
 
     def test_leaving_with_a_pipelined_request(self):
         def leave():

@@ -175,6 +175,34 @@ class Responses(Compat):
         third = self.post(self.PATH, {"input": "[say x]", "store": False})
         self.assertEqual(self.server.json("GET", f"{self.PATH}/{third['id']}")[0], 404)
 
+    def test_input_items(self):
+        def items(id, query="", status=200):
+            got, page = self.server.json("GET", f"{self.PATH}/{id}/input_items{query}")
+            self.assertEqual(got, status, page)
+            return page
+        def texts(page):
+            return [item["content"][0]["text"] for item in page["data"]]
+        first = self.post(self.PATH, {"input": "my word is [say one]"})
+        page = items(first["id"])
+        self.assertEqual((page["object"], page["has_more"], page["first_id"]), ("list", False, page["data"][0]["id"]))
+        item = page["data"][0]
+        self.assertEqual((item["type"], item["role"], item["content"]),
+                         ("message", "user", [{"type": "input_text", "text": "my word is [say one]"}]))
+        second = self.post(self.PATH, {"input": [{"role": "user", "content": "a", "id": "msg_a"}, {"role": "user", "content": "b"}],
+                                       "previous_response_id": first["id"]})
+        self.assertEqual(texts(items(second["id"])), ["b", "a", "one", "my word is [say one]"])
+        self.assertEqual(items(second["id"], "?order=asc")["data"][:2], [item, first["output"][0]])
+        page = items(second["id"], "?order=asc&limit=2")
+        self.assertEqual((texts(page), page["has_more"]), (["my word is [say one]", "one"], True))
+        page = items(second["id"], f"?order=asc&limit=2&after={page['last_id']}")
+        self.assertEqual((texts(page), page["has_more"]), (["a", "b"], False))
+        self.assertEqual(texts(items(second["id"], "?after=msg_a")), ["one", "my word is [say one]"])
+        for query in ("?limit=0", "?limit=x", "?limit=101", "?order=up", "?after=msg_c"):
+            items(second["id"], query, status=400)
+        items("resp_unknown", status=404)
+        third = self.post(self.PATH, {"input": "[say x]", "store": False})
+        items(third["id"], status=404)
+
     def test_the_store_is_bounded(self):
         first = self.post(self.PATH, {"input": "[say x]"})["id"]
         for _ in range(1000):

@@ -77,6 +77,29 @@ class Explorer(Browser):
             self.assertEqual(nameless, [])
             self.assertEqual(self.errors, [])
 
+    def test_roofline_memory_and_why(self):
+        more = {"memory": {"peak": 4096, "lower_bound": 2048, "weights": 1 << 20, "values": [{"name": "a", "bytes": 2048, "offset": 0, "first": 0, "last": 3},
+                                                                                       {"name": "b", "bytes": 1024, "offset": 2048, "first": 2, "last": 11}]},
+                "not_fused": [{"producer": "matmul", "consumer": "norm", "count": 4, "reason": "two readers", "detail": "x", "saving_us": 2.0}],
+                "passes": [{"function": "decode", "name": "fuse", "what": "groups nodes", "class": "exact", "ms": 1.5, "nodes_before": 40, "nodes_after": 26}]}
+        for width in (1100, 390):
+            page = self.open(width=width)
+            page.route("**/plan/**", lambda route: route.fulfill(json={**PLAN, **more}))
+            page.locator("#tab-plan").click()
+            part = lambda title: page.locator("#panel-plan section", has=page.get_by_role("heading", name=title, exact=True))
+            part("Roofline").wait_for()
+            self.assertEqual(part("Roofline").locator("circle").count(), 3)
+            self.assertIn("layer.*.norm: compute bound", part("Roofline").locator("circle title").last.text_content())
+            boxes = [part("Memory").locator("rect").nth(i).bounding_box() for i in range(2)]
+            self.assertAlmostEqual(boxes[1]["y"] + boxes[1]["height"], boxes[0]["y"], delta=1)  # b lies above a
+            self.assertGreater(boxes[1]["width"], 2 * boxes[0]["width"])
+            self.assertIn("the only one", part("Kernels").inner_text())
+            self.assertIn("two readers", part("Not fused").inner_text())
+            part("Kernels").get_by_label("Filter Kernels").fill("attention")
+            self.assertIn("1 of 3", part("Kernels").inner_text())
+            self.assertIn("40 → 26", part("Passes").inner_text())
+            self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
+            self.assertEqual(self.errors, [])
 
     def test_one_lane_for_each_thread(self):
         for width, scheme in ((1100, "light"), (390, "dark")):

@@ -159,6 +159,8 @@ class Fuzz(unittest.TestCase):
         for path, body in (("/v1/chat/completions", chat("x")), ("/v1/completions", {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
             status, data = self.server.json("POST", path, {**body, "model": "gpt-\ud83d\udca9"})
             self.assertEqual((status, data["error"]["code"], data["error"]["param"]), (404, "model_not_found", "model"))
+            status, data = self.server.json("POST", path, {**body, "model": "gpt\0rest"})
+            self.assertEqual((status, data["error"]["message"].count("gpt\\0rest")), (404, 1))  # not cut at the NUL
 
     def test_unknown_fields_are_ignored(self):
         self.assertEqual(self.server.json("POST", "/v1/chat/completions", chat("[say x]", brand_new=1, user="me", store=False))[0], 200)

@@ -58,6 +58,39 @@ class Hard(Browser):
         self.wait(page)
         self.assertEqual(self.texts(page)[-1], "half an")
 
+    def test_calls_are_folded_and_messages_copied(self):
+        page = self.open()
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        call = {"index": 0, "id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        delta = {"reasoning_content": "hm", "content": "an **answer**", "tool_calls": [call]}
+        self.answers(page, {"choices": [{"index": 0, "delta": delta, "finish_reason": "tool_calls"}]}, "[DONE]")
+        self.ask(page, "x")
+        self.wait(page)
+        boxes = page.locator(".message.assistant details")
+        self.assertEqual(boxes.locator("summary").all_inner_texts(), ["Thoughts", "Calls add"])
+        self.assertEqual([boxes.nth(i).get_attribute("open") for i in range(2)], [None, None])
+        boxes.nth(1).locator("summary").click()
+        self.assertEqual(boxes.nth(1).locator("code").inner_text(), '{\n  "a": 1\n}')
+        page.get_by_label("Copy this message").last.click(force=True)
+        self.until(page, "navigator.clipboard.readText().then((text) => text === 'an **answer**')")
+        self.assertEqual(self.errors, [])
+
+    def test_live_numbers_have_a_history(self):
+        page = self.open()
+        page.locator("#tab-server").click()
+        titles = " | ".join(page.locator("#panel-server figcaption").all_inner_texts())
+        for part in ("Requests", "Sequences per step", "KV cache used", "Time to first token", "Time between tokens"):
+            self.assertIn(part, titles)
+        line = "document.querySelector('#panel-server figure path').getAttribute('d')"
+        self.until(page, f"({line} ?? '').length > 0")
+        before = page.evaluate(line)
+        self.until(page, f"{line} !== {json.dumps(before)}")  # it grows by itself
+        self.assertIn("in use", page.locator("#panel-server .facts").inner_text())
+        policy = page.request.get(self.url).headers["content-security-policy"]
+        self.assertTrue(policy.startswith("default-src 'none'"))
+        self.assertNotIn("unsafe", policy)
+        self.assertEqual(self.errors, [])
+
     HOSTILE = ["<script>hacked=1</script>", "<img src=x onerror=hacked=1>", "<svg onload=hacked=1>", "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe>", "[a](javascript:hacked=1)",
                "[a](JaVaScRiPt&colon;hacked=1)", "[a](java\tscript:hacked=1)", "[a](\x01javascript:hacked=1)", "[a](data:text/html,<script>hacked=1</script>)", "[a](vbscript:x)", "[a](//evil.example/x)",
                "![a](javascript:hacked=1)", "![a](data:text/html,<script>hacked=1</script>)", "![a](data:image/svg+xml,<svg onload=hacked=1>)", "![a](https://evil.example/track.png)", "<a href=javascript:hacked=1>x</a>",

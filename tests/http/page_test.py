@@ -133,6 +133,28 @@ class Page(Browser):
         page.wait_for_selector("#send:visible")
         self.assertNotIn("max_tokens", bodies[-1])
 
+    def test_sampling_is_left_to_the_server_where_it_says_something(self):
+        page = self.open()
+        bodies = []
+        page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+        def ask():
+            self.ask(page, "[say x]")
+            self.wait(page)
+            return bodies[-1].get("temperature"), bodies[-1].get("top_p")
+        self.assertEqual(ask(), (0.7, 0.95))  # the fake model says nothing
+        page.locator("#settings summary").click()
+        page.locator("#temperature").fill("0")
+        self.assertEqual(ask(), (0, 0.95))
+        page.locator("#temperature").fill("")
+        params = {"temperature": 0.3, "top_p": 1, "top_k": 0, "min_p": 0}
+        page.route("**/props", lambda route: route.fulfill(json={"default_generation_settings": {"params": params}}))
+        page.reload()
+        self.until(page, "document.getElementById('model').value === 'fake'")
+        self.assertEqual(ask(), (None, None))
+        page.locator("#settings summary").click()
+        page.locator("#top-p").fill("0.5")
+        self.assertEqual(ask(), (None, 0.5))
+
     def test_tabs_and_new_chats_lose_nothing(self):
         first = self.open()
         self.ask(first, "[say one]")
@@ -310,6 +332,11 @@ class Page(Browser):
         page = self.open()
         page.goto(f"http://127.0.0.1:{port}/")
         self.until(page, "document.getElementById('model').value === 'fake'")
+        server.stop()
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # also every ten seconds
+        page.wait_for_selector("#offline:visible")
+        server = Server(port=port)
+        page.wait_for_selector("#offline", state="hidden")
         server.stop()
         self.ask(page, "[say hello]")
         page.wait_for_selector("#offline:visible")

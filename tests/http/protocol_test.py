@@ -1,11 +1,12 @@
 """HTTP itself: framing, limits, timeouts, methods, keep-alive, shutdown."""
+import contextlib
 import json
 import socket
 import threading
 import time
 import unittest
 
-from harness import Server, chat, encode, events, parse, read_all, read_response, read_until
+from harness import Server, chat, chunks, encode, events, parse, read_all, read_response, read_until
 
 
 class Protocol(unittest.TestCase):
@@ -187,6 +188,32 @@ class Protocol(unittest.TestCase):
         answer = self.server.raw(b"GET http://test/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         self.assertTrue(answer.startswith(b"HTTP/1.1 200 "), answer)  # absolute form is legal
         self.assert_error(self.server.request("GET", "/%F0%9F%92%A9/%00"), 404)
+
+    def test_half_closed_clients_get_their_answers(self):
+        """A client that sends no more still reads, as `nc -N` does."""
+        tokens = encode("POST", "/tokenize", {"prompt": "a b"})
+        ask = lambda stream: encode("POST", "/v1/completions", {"prompt": "[slow 30] [say hello]", "stream": stream})
+        for stream in (False, True):
+            for version in (b"1.0", b"1.1"):
+                with self.subTest(stream=stream, version=version), contextlib.closing(self.server.connect()) as s:
+                    s.sendall(ask(stream).replace(b"HTTP/1.1", b"HTTP/" + version))
+                    s.shutdown(socket.SHUT_WR)
+                    answer = read_all(s)
+                    self.assertTrue(answer.startswith(b"HTTP/" + version + b" 200 OK\r\n"), answer)
+                    self.assertEqual(answer.count(b"HTTP/"), 1)
+                    status, _, body = parse(answer)
+                    texts = [e["choices"][0]["text"] for e in chunks(body)] if stream else [json.loads(body)["choices"][0]["text"]]
+                    self.assertEqual("".join(texts), "hello")
+        with contextlib.closing(self.server.connect()) as s:
+            s.sendall(ask(False) + tokens + ask(True))
+            s.shutdown(socket.SHUT_WR)
+            self.assertEqual(read_all(s).count(b"HTTP/1.1 200 OK"), 3)
+        for requests, answers in ((tokens, 1), (tokens + encode("GET", "/health") + tokens, 3), (tokens + tokens[:-4], 1),
+                                  (encode("GET", "/v1/models") * 20, 20)):
+            with self.subTest(requests=requests[:200]), contextlib.closing(self.server.connect()) as s:
+                s.sendall(requests)
+                s.shutdown(socket.SHUT_WR)
+                self.assertEqual(read_all(s).count(b"HTTP/1.1 200 OK"), answers)
 
     def test_header_injection(self):
         body = chat("[say hi]", model="x\r\nSet-Cookie: a=b")

@@ -69,6 +69,8 @@ class Sdk(unittest.TestCase):
         second = self.client.responses.create(model="fake", input="again", previous_response_id=first.id)
         self.assertEqual(second.output_text, "one")
         self.assertEqual(self.client.responses.retrieve(first.id).output_text, "one")
+        listed = [item.content[0].text for item in self.client.responses.input_items.list(second.id, limit=1)]  # page by page
+        self.assertEqual(listed, ["again", "one", "my word is [say one]"])
         self.client.responses.delete(first.id)
         with self.assertRaises(openai.NotFoundError):
             self.client.responses.retrieve(first.id)

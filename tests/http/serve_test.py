@@ -355,6 +355,20 @@ class Flags(unittest.TestCase):
                              for i in range(3)}
                 self.assertGreater(len(different), 1)
 
+    def test_a_template_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "model"
+            shutil.copytree(TINY / "llama", copy)
+            config = copy / "tokenizer_config.json"
+            known = json.loads(config.read_text()) if config.exists() else {}
+            templates = [{"name": name, "template": name + " {{ messages[0].content }}"} for name in ("default", "rag")]
+            config.write_text(json.dumps({**known, "chat_template": templates}))
+            for flags, text in (([], "default x"), (["--chat-template", "rag"], "rag x")):
+                with Serve(copy, *flags) as s:
+                    self.assertEqual(s.post("/apply-template", messages=[{"role": "user", "content": "x"}])[2]["prompt"], text)
+            done = subprocess.run([BINARY, "serve", copy, "--port", "0", "--chat-template", "none"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("available: default rag", done.stderr)
 
     def test_seed(self):
         def texts(*flags):

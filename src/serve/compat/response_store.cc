@@ -14,7 +14,8 @@ std::string stored_key(const std::string& tenant, const std::string& id) {
 
 void ResponseStore::put(const std::string& tenant, const std::string& id, Entry entry) {
   Stored stored{stored_key(tenant, id), std::move(entry), 0};
-  stored.bytes = dump_json(stored.entry.response).size() + dump_json(stored.entry.messages).size();
+  for (const Value* part : {&stored.entry.response, &stored.entry.messages, &stored.entry.items})
+    stored.bytes += dump_json(*part).size();
   if (stored.bytes > kMaxBytes) return;
   std::lock_guard lock(mutex_);
   bytes_ += stored.bytes;

@@ -19,6 +19,7 @@ class ResponseStore {
   struct Entry {
     Value response;
     Value messages;  // the conversation up to and with this answer, as in a chat request
+    Value items;     // what the answer was made from, as items with ids
   };
   // tenant: only the client with the same key finds it.
   void put(const std::string& tenant, const std::string& id, Entry entry);

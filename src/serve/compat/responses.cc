@@ -2,6 +2,7 @@
 #include "serve/compat/responses.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/json.h"
 #include "serve/openai/api.h"
@@ -96,6 +97,25 @@ void add_input(Fields& fields, Value& messages) {
                 "Invalid 'input': empty array. Expected at least one item.");
   for (size_t i = 0; i < input.as_array().size(); ++i)
     add_item(input.as_array()[i], fmt::format("input[{}]", i), messages);
+}
+
+// Adds a request's input as items that have an id, as a client may list them.
+void list_input(const Value& input, Value& out) {
+  auto add = [&](Value item) {
+    if (!item.has("type")) item.set("type", "message");
+    if (const Value* id = item.find("id"); id == nullptr || !id->is_string())
+      item.set("id", new_id("msg_"));
+    const Value* content = item.find("content");
+    if (content != nullptr && content->is_string()) {
+      bool own = item.get_string("role", "") == "assistant";
+      item.set("content", Value::Array{Value::Object{{"type", own ? "output_text" : "input_text"},
+                                                     {"text", *content}}});
+    }
+    out.push(std::move(item));
+  };
+  if (input.is_string()) add(Value::Object{{"role", "user"}, {"content", input}});
+  if (input.is_array())
+    for (const Value& item : input.as_array()) add(item);
 }
 
 bool is_function(const Value& tool) {
@@ -222,13 +242,15 @@ Translated translate_responses(const Value& body, const std::string& tenant,
   Translated out;
   out.clamp = true;
   out.body = Value::object();
-  Value history = Value::array();
+  Value history = Value::array(), items = Value::array();
   if (auto previous = fields.string("previous_response_id")) {
     auto entry = store->get(tenant, *previous);
     if (!entry)
       bad_request("previous_response_id", "previous_response_not_found",
                   "Previous response with id '{}' not found.", previous->substr(0, 64));
     history = std::move(entry->messages);
+    items = std::move(entry->items);
+    for (const Value& item : entry->response.at("output").as_array()) items.push(item);
   }
   add_input(fields, history);
   Value messages = Value::array();
@@ -242,12 +264,15 @@ Translated translate_responses(const Value& body, const std::string& tenant,
   ResponsesOptions options;
   options.id = new_id("resp_");
   options.echo = echo_of(body);
-  if (keeps)
-    options.keep = [store, tenant, id = options.id, history = std::move(history)](
-                       const Value& response, const Value::Array& output) mutable {
+  if (keeps) {
+    list_input(fields.require("input"), items);
+    options.keep = [store, tenant, id = options.id, history = std::move(history),
+                    items = std::move(items)](const Value& response,
+                                              const Value::Array& output) mutable {
       for (const Value& message : output) history.push(message);
-      store->put(tenant, id, {response, std::move(history)});
+      store->put(tenant, id, {response, std::move(history), std::move(items)});
     };
+  }
   out.shape = [options = std::move(options)](ShapeOptions shape, const Tokenizer& tokenizer) {
     return make_responses_shape(std::move(shape), options, tokenizer);
   };
@@ -257,6 +282,35 @@ Translated translate_responses(const Value& body, const std::string& tenant,
 [[noreturn]] void not_found(const std::string& id) {
   throw ApiError(404, fmt::format("Response with id '{}' not found.", id.substr(0, 64)), "id",
                  "response_not_found");
+}
+
+// A page of what a response was made from: the newest first, unless ?order=asc.
+Value list_page(Value::Array items, const http::Request& request) {
+  std::string order = request.query_value("order"), after = request.query_value("after"),
+              size = request.query_value("limit");
+  if (order != "" && order != "asc" && order != "desc")
+    bad_request("order", "invalid_value", "Invalid 'order': expected 'asc' or 'desc'.");
+  int64_t limit = 20;
+  if (!size.empty()) {
+    auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), limit);
+    if (error != std::errc() || end != size.data() + size.size() || limit < 1 || limit > 100)
+      bad_request("limit", "invalid_value", "Invalid 'limit': expected a number from 1 to 100.");
+  }
+  if (order != "asc") std::reverse(items.begin(), items.end());
+  auto from = items.begin();
+  if (!after.empty()) {
+    from = std::find_if(from, items.end(),
+                        [&](const Value& item) { return item.get_string("id", "") == after; });
+    if (from == items.end())
+      bad_request("after", "invalid_value", "Invalid 'after': the response has no such item.");
+    ++from;
+  }
+  auto to = from + std::min<int64_t>(limit, items.end() - from);
+  Value page = Value::Object{{"object", "list"}, {"data", Value::Array(from, to)}};
+  page.set("first_id", from == to ? Value() : *from->find("id"));
+  page.set("last_id", from == to ? Value() : *(to - 1)->find("id"));
+  page.set("has_more", to != items.end());
+  return page;
 }
 
 }  // namespace
@@ -278,6 +332,12 @@ void add_responses_routes(Api& api, http::Router& router) {
               http::json_response(Value::Object{{"object", "response.input_tokens"},
                                                 {"input_tokens", count_prompt(api, chat.body)}}));
         }));
+    router.add("GET", base + "/responses/{id...}/input_items",
+               api.quick([&api, store](const Request& request) {
+                 auto entry = store->get(api.tenant_of(request), request.parameter);
+                 if (!entry) not_found(request.parameter);
+                 return http::json_response(list_page(std::move(entry->items.as_array()), request));
+               }));
     router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
       auto entry = store->get(api.tenant_of(request), request.parameter);
       if (!entry) not_found(request.parameter);

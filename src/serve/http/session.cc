@@ -146,11 +146,8 @@ void Session::on_read(Error ec, size_t bytes) {
   if (phase_ == Phase::kDead) return;
   if (ec) {
     eof_ = true;
-    // Whether the client closed its half or all of the connection cannot be told. Generations end,
-    // which would otherwise run in vain; short work is finished, and its answer sent.
     const bool busy = phase_ == Phase::kBusy && frames_ == nullptr && turn_ != nullptr;
-    if (ec == net::error::eof && busy && (taken_.done || !turn_->end_input())) return;
-    return die();
+    return ec == net::error::eof && busy ? on_input_end() : die();
   }
   if (phase_ == Phase::kLinger) {
     discarded_ += bytes;
@@ -162,6 +159,15 @@ void Session::on_read(Error ec, size_t bytes) {
     if (phase_ == Phase::kReading || frames_ != nullptr) parse();
   }
   read_more();
+}
+
+// The client closed its half of the connection, or all of it and left. A client that left answers
+// the next bytes with a reset: until then it may be waiting for its answer.
+void Session::on_input_end() {
+  stream_.socket().async_wait(net::ip::tcp::socket::wait_error, [self = shared_from_this()](Error) {
+    if (self->phase_ == Phase::kBusy) self->die();
+  });
+  turn_->probe();
 }
 
 void Session::parse() {
@@ -261,7 +267,7 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
     if (self != nullptr) net::post(self->stream_.get_executor(), [self] { self->pump(); });
   };
   turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
-  if (eof_) turn_->end_input();
+  if (eof_) turn_->probe();
   return turn_;
 }
 

@@ -87,6 +87,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void on_handshake(boost::beast::error_code ec);
   void read_more();
   void on_read(boost::beast::error_code ec, size_t bytes);
+  void on_input_end();
   void parse();
   bool parse_some();  // true: a request is complete
   void on_header();

@@ -40,11 +40,16 @@ void Turn::notify(std::unique_lock<std::mutex>& lock) {
   if (wake) wake_();
 }
 
+void Turn::begin_head() {
+  if (!std::exchange(begun_, true)) unsent_ += traits_.http10 ? "HTTP/1.0 " : "HTTP/1.1 ";
+}
+
 void Turn::append_head(int status, std::string_view content_type, const Headers& headers,
                        const size_t* length) {
   auto out = std::back_inserter(unsent_);
-  fmt::format_to(out, "HTTP/1.{} {} {}\r\nDate: {}\r\nServer: tokamak\r\n", traits_.http10 ? 0 : 1,
-                 status, status_text(status), http_date());
+  begin_head();
+  fmt::format_to(out, "{} {}\r\nDate: {}\r\nServer: tokamak\r\n", status, status_text(status),
+                 http_date());
   if (!content_type.empty()) fmt::format_to(out, "Content-Type: {}\r\n", one_line(content_type));
   if (length != nullptr) {
     if (status != 204 && status != 304) fmt::format_to(out, "Content-Length: {}\r\n", *length);
@@ -152,23 +157,21 @@ void Turn::abandon() {
 
 void Turn::on_gone(std::function<void()> callback) {
   {
-    std::unique_lock lock(mutex_);
-    if (!gone_ && !input_ended_) {
+    std::lock_guard lock(mutex_);
+    if (!gone_) {
       on_gone_ = std::move(callback);
       return;
-    }
-    if (!std::exchange(gone_, true)) {
-      cut_ = true;
-      notify(lock);
     }
   }
   callback();
 }
 
-bool Turn::end_input() {
-  std::lock_guard lock(mutex_);
-  input_ended_ = true;
-  return on_gone_ != nullptr;
+void Turn::probe() {
+  ping();
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kWaiting || gone_ || traits_.websocket) return;
+  begin_head();
+  notify(lock);
 }
 
 void Turn::on_stop(std::function<void()> callback) {

@@ -50,14 +50,15 @@ class Turn {
   Taken take(std::string& out);  // replaces out with the unsent bytes
   bool overflowed() const;       // the client is further behind than allowed
   void ping();                   // into the stream, if one is open
-  // The client sends nothing more. True: the handler has asked for on_gone, so that this counts as
-  // a disconnect; if it asks later, the answer is cut.
-  bool end_input();
+  // Sends something at once that any answer has: the first bytes of its head, or a ping. A client
+  // that has closed the connection answers with a reset.
+  void probe();
   void set_gone();
   void set_stopping();
 
  private:
   enum class State { kWaiting, kStreaming, kDone };
+  void begin_head();
   void append_head(int status, std::string_view content_type, const Headers& headers,
                    const size_t* length);
   void append_chunk(std::string_view bytes);
@@ -70,7 +71,8 @@ class Turn {
   State state_ = State::kWaiting;
   std::string unsent_, ping_;
   websocket::MessageCutter cutter_;
-  bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false, input_ended_ = false;
+  bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false;
+  bool begun_ = false;  // the head's first bytes are sent
   std::function<void()> on_gone_, on_stop_;
 };
 

@@ -6,6 +6,21 @@
 #include "base/log.h"
 
 namespace tokamak::openai {
+namespace {
+
+// what() ends at a NUL, which a client may have sent in a name.
+std::string without_nul(std::string text) {
+  for (size_t at = 0; (at = text.find('\0', at)) != std::string::npos;) text.replace(at, 1, "\\0");
+  return text;
+}
+
+}  // namespace
+
+ApiError::ApiError(int status, std::string message, std::string param, std::string code)
+    : Error(ErrorCode::kInvalidArgument, without_nul(std::move(message))),
+      status_(status),
+      param_(std::move(param)),
+      code_(std::move(code)) {}
 
 int http_status(ErrorCode code) {
   switch (code) {

@@ -9,11 +9,7 @@ namespace tokamak::openai {
 
 class ApiError : public Error {
  public:
-  ApiError(int status, const std::string& message, std::string param = "", std::string code = "")
-      : Error(ErrorCode::kInvalidArgument, message),
-        status_(status),
-        param_(std::move(param)),
-        code_(std::move(code)) {}
+  ApiError(int status, std::string message, std::string param = "", std::string code = "");
   int status() const { return status_; }
   const std::string& param() const { return param_; }
   const std::string& error_code() const { return code_; }

@@ -156,8 +156,9 @@ function asMessages(nodes) {
 
 function requestBody(limited) {
   const body = {model: $("model").value, messages: asMessages(branch(chat)), stream: true, stream_options: {include_usage: true}};
-  if (settings.temperature !== null) body.temperature = settings.temperature;
-  if (settings.topP !== null) body.top_p = settings.topP;
+  const own = body.model === plainModel ? PLAIN : {}, temperature = settings.temperature ?? own.temperature, topP = settings.topP ?? own.topP;
+  if (temperature !== undefined) body.temperature = temperature;
+  if (topP !== undefined) body.top_p = topP;
   if (limited) body.max_tokens = settings.maxTokens;
   if (schema()) body.response_format = {type: "json_schema", json_schema: {name: "answer", schema: schema()}};
   return body;
@@ -251,9 +252,19 @@ function finish(message, before) {
   $("input").focus({preventScroll: true});
 }
 
+// Where neither the model nor the server says how to sample, the page does: all of a small model's distribution is too wide for a chat.
+const PLAIN = {temperature: 0.7, topP: 0.95};
+let plainModel = null;
+
+async function samplesPlainly() {
+  const {temperature, top_p: topP, top_k: topK, min_p: minP} = (await getJson("/props")).default_generation_settings.params;
+  return temperature === 1 && topP === 1 && !topK && !minP;
+}
+
 async function loadModels() {
   try {
-    const {data} = await getJson("/v1/models");
+    const [{data}, plain] = await Promise.all([getJson("/v1/models"), samplesPlainly().catch(() => false)]);
+    plainModel = plain ? data[0]?.id ?? null : null;  // whose settings /props has
     $("model").replaceChildren(...data.map((m) => new Option(m.id, m.id)));
     if (data.some((m) => m.id === settings.model)) $("model").value = settings.model;
     if ($("status").classList.contains("error")) status("");
@@ -370,6 +381,13 @@ document.addEventListener("keydown", (event) => {
   else cancelEdit();
 });
 addEventListener("resize", grow);
+// A page that is looked at shows that the server is gone before something is sent.
+async function look() {
+  if (document.hidden || running) return;
+  await getJson("/health").catch((error) => { if (error instanceof ServerGone) gone(); });
+}
+setInterval(look, 10000);
+document.addEventListener("visibilitychange", look);
 addEventListener("pagehide", () => {  // save the partial answer
   if (!partial?.content) return;
   addNode(chat, {...partial, error: "The page was closed before the answer was complete."});

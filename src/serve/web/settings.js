@@ -4,7 +4,7 @@ import {setKey} from "/web/server.js";
 
 const $ = (id) => document.getElementById(id);
 // null leaves a value to the server.
-const DEFAULTS = {temperature: 0.7, topP: 0.95, maxTokens: null, system: "", schema: "", apiKey: "", theme: "", model: "", prompts: []};
+const DEFAULTS = {temperature: null, topP: null, maxTokens: null, system: "", schema: "", apiKey: "", theme: "", model: "", prompts: []};
 
 export const settings = {...DEFAULTS};
 
