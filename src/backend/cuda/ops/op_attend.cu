@@ -154,8 +154,8 @@ TK_DEVICE bool is_visible(const AttendArgs& a, const AttendRow& r, int key) {
   return own < 0 || a.mask || a.slot[r.first + own] <= r.own_slot;
 }
 
-// The key at a place in the order in which a row adds them; -1: it sees none there. Keys of a branch
-// have the places they would have without other branches, so that drafts change no bit.
+// The key at a place in the order in which a row adds them; -1: it sees none there. Keys of a
+// branch have the places they would have without other branches, so that drafts change no bit.
 TK_DEVICE int key_at(const AttendArgs& a, const AttendRow& r, int place) {
   const int older = r.length - r.own_rows;
   int key = place;
