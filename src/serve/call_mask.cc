@@ -9,6 +9,17 @@ namespace tokamak {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n";
+constexpr size_t kLongestName = 256;
+
+// Kimi's names: functions.NAME:3.
+std::string_view stripped(std::string_view name) {
+  while (!name.empty() && kBlanks.find(name.front()) != kBlanks.npos) name.remove_prefix(1);
+  while (!name.empty() && kBlanks.find(name.back()) != kBlanks.npos) name.remove_suffix(1);
+  constexpr std::string_view kSpace = "functions.";
+  if (!name.starts_with(kSpace)) return name;
+  name.remove_prefix(kSpace.size());
+  return name.substr(0, name.rfind(':'));
+}
 
 // Bytes of the mark that the text ends with.
 size_t begun(std::string_view text, std::string_view mark) {
@@ -34,26 +45,33 @@ CallMask::CallMask(CallMaskOptions options)
     : options_(std::move(options)),
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
-                   : -1),
-      crossing_(std::max<size_t>(options_.mark.size(), 1)) {
+                   : -1) {
   const Tokenizer& tokenizer = *options_.tokenizer;
-  const std::string& mark = options_.mark;
+  const auto size = static_cast<int32_t>(tokenizer.vocab_size());
+  for (int32_t id = 0; options_.mark.empty() && id < size; ++id) {
+    std::string bytes = tokenizer.piece_bytes(id);
+    size_t first = bytes.find_first_not_of(kBlanks);
+    if (first != std::string::npos && bytes[first] == '{') braces_.push_back(id);
+  }
+  if (!options_.mark.empty()) crossing_ = crossing_of(options_.mark);
+  for (const std::string& s : options_.separators) crossing_separators_.push_back(crossing_of(s));
+  choices_.assign(static_cast<size_t>(options_.choices), start());
+}
+
+CallMask::Crossing CallMask::crossing_of(const std::string& mark) const {
+  Crossing out(mark.size());
+  const Tokenizer& tokenizer = *options_.tokenizer;
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
     std::string bytes = tokenizer.piece_bytes(id);
-    if (mark.empty()) {
-      size_t first = bytes.find_first_not_of(kBlanks);
-      if (first != std::string::npos && bytes[first] == '{') braces_.push_back(id);
-      continue;
-    }
     size_t last = bytes.find(mark.back());
     if (last == std::string::npos || last + 1 == bytes.size()) continue;
     for (size_t k = 0; k < mark.size(); ++k) {
       std::string text = mark.substr(0, k) + bytes;
       size_t at = text.find(mark);
-      if (at != std::string::npos && at + mark.size() < text.size()) crossing_[k].push_back(id);
+      if (at != std::string::npos && at + mark.size() < text.size()) out[k].push_back(id);
     }
   }
-  choices_.assign(static_cast<size_t>(options_.choices), start());
+  return out;
 }
 
 CallMask::Progress CallMask::start() const {
@@ -61,7 +79,37 @@ CallMask::Progress CallMask::start() const {
   Phase phase = options_.thinking == Thinking::kOpen ? Phase::kThinking
                 : first                              ? Phase::kBegin
                                                      : Phase::kFree;
-  return {.phase = phase, .matcher = grammar::Matcher(options_.grammar)};
+  return {.phase = phase,
+          .matcher = grammar::Matcher(options_.named.empty() ? options_.grammar
+                                                             : options_.named[0].grammar)};
+}
+
+// Between the mark and the arguments.
+void CallMask::read_name(Progress& p) const {
+  std::string_view text = p.tail;
+  size_t end = text.find(options_.separators[0]);
+  if (end == text.npos) {
+    if (text.size() <= kLongestName) return;
+    p.phase = Phase::kFree;
+    p.tail.clear();
+    return;
+  }
+  std::string_view name = stripped(text.substr(0, end));
+  auto known = [&] {
+    return std::find_if(options_.named.begin(), options_.named.end(),
+                        [&](const NamedCall& c) { return c.name == name; });
+  };
+  auto call = known();
+  if (call == options_.named.end() && name == "function" && options_.separators.size() > 1) {
+    text.remove_prefix(end + options_.separators[0].size());
+    end = text.find(options_.separators[1]);
+    if (end == text.npos && text.size() <= kLongestName) return;
+    name = text.substr(0, end);
+    call = known();
+  }
+  p.tail.clear();
+  p.phase = call == options_.named.end() ? Phase::kFree : Phase::kCall;
+  if (p.phase == Phase::kCall) p.matcher = grammar::Matcher(call->grammar);
 }
 
 // Text outside of calls.
@@ -73,7 +121,11 @@ void CallMask::read_free(Progress& p, int32_t id) const {
   } else if (p.phase == Phase::kBegin && id == open_id_) {
     p.phase = Phase::kThinking;
   } else if (!options_.mark.empty()) {
-    p.phase = reads_mark(p.tail, bytes, options_.mark) ? Phase::kCall : Phase::kFree;
+    const bool named = !options_.named.empty();
+    if (!reads_mark(p.tail, bytes, options_.mark))
+      p.phase = Phase::kFree;
+    else
+      p.phase = named ? Phase::kName : Phase::kCall;
     if (p.phase == Phase::kCall) p.matcher = grammar::Matcher(options_.grammar);
   } else if (bytes.find_first_not_of(kBlanks) != std::string::npos) {
     p.phase = Phase::kText;  // not a call, to the end
@@ -87,6 +139,9 @@ bool CallMask::read(Progress& p, int32_t id) const {
     if (!p.matcher.accept(id)) return false;
     Phase after = options_.mark.empty() ? Phase::kText : Phase::kFree;
     p.phase = p.matcher.finished() ? after : Phase::kCall;
+  } else if (p.phase == Phase::kName) {
+    p.tail += options_.tokenizer->piece_bytes(id);
+    read_name(p);
   } else if (p.phase != Phase::kText) {
     read_free(p, id);
   }
@@ -110,6 +165,8 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   std::fill(allowed.begin(), allowed.end(), ~0u);
   if (p.phase == Phase::kFree || (p.phase == Phase::kBegin && !options_.mark.empty()))
     remove(crossing_[begun(p.tail, options_.mark)], allowed);
+  for (size_t i = 0; p.phase == Phase::kName && i < options_.separators.size(); ++i)
+    remove(crossing_separators_[i][begun(p.tail, options_.separators[i])], allowed);
   if (p.phase != Phase::kBegin || !options_.mark.empty()) return;
   remove(braces_, allowed);
   std::vector<uint32_t> call(allowed.size(), 0);

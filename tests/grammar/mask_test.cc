@@ -279,6 +279,25 @@ TEST(CallMask, IsFreeUntilACallBeginsAndAfterIt) {
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("<c")), 'z'));
 }
 
+TEST(CallMask, ANameChoosesTheGrammar) {
+  CallMaskOptions options = call_options("<call>", "root ::= \"x\"");
+  options.named = {{"one", options.grammar},
+                   {"two", call_options("", "root ::= [0-9] \";\"").grammar}};
+  options.separators = {"|", "\n("};
+  CallMask mask(options);
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>on")), 'z'));
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <call>one|")), ids_of("x"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call> functions.two:3|")), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>function|two\n(")), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>two|4")), ids_of(";"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>two|4;")), kEnd));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>two|4; <call>one|")), ids_of("x"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>t"), ids_of("wo|")), ids_of("0123456789"));
+  // Names that are not known, or have no end.
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>three|")), 'z'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>" + std::string(300, 'o') + "one|")), 'z'));
+}
+
 TEST(CallMask, MarksInThoughtsBeginNothing) {
   CallMaskOptions options = call_options("<call>", "root ::= \"a\"");
   options.thinking = Thinking::kOpen;

@@ -415,6 +415,7 @@ void Generation::add_headers(http::Headers& headers) const {
   if (!p.warning.empty()) headers.emplace_back("X-Tokamak-Warning", p.warning);
   warn(p.grammar);
   warn(p.call_grammar);
+  for (const NamedCall& c : p.named_calls) warn(c.grammar);
   for (const MessageForm& m : p.messages) warn(m.grammar);
   const std::string& own = request_.params.request_id;
   if (exchange_->request().request_id().empty())

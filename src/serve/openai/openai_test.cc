@@ -209,6 +209,13 @@ TEST(Prepare, CallsInOtherFormats) {
     EXPECT_FALSE(forced.params.grammar->matches(R"({"name": "f", "parameters": {"x": "3"}})"));
     Prepared free = prepared(R"("auto")");
     EXPECT_EQ(free.output.tools, &format);
+    const bool named = format.name == "kimi_k2" || format.name == "deepseek";
+    ASSERT_EQ(free.params.named_calls.size(), named ? 1u : 0u);
+    if (named) {
+      EXPECT_EQ(free.params.named_calls[0].name, "f");
+      EXPECT_TRUE(free.params.named_calls[0].grammar->matches(R"({"x": 3})"));
+      EXPECT_FALSE(free.params.named_calls[0].grammar->matches(R"({"x": "3"})"));
+    }
     bool list = format.name == "mistral" || format.name == "granite" || format.name == "phi4";
     EXPECT_EQ(free.params.call_grammar != nullptr, own || list || format.name == "command_r");
     if (list) {

@@ -217,6 +217,19 @@ void add_format_stops(Prepared& request) {
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
+void add_calls(Prepared& request, CallGrammar call) {
+  request.params.warning = std::move(call.warning);
+  if (!call.constrains()) return;
+  if (request.params.grammar != nullptr)
+    bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
+                "{} cannot be combined with another constraint of the answer.",
+                call.forced ? "'tool_choice'" : "Strict tools");
+  if (call.format != nullptr) request.output.tools = call.format;
+  (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
+  request.params.messages = std::move(call.messages);
+  request.params.named_calls = std::move(call.named);
+}
+
 }  // namespace
 
 Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed,
@@ -257,17 +270,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.output.split = !thoughts_in_text(fields, *model);
   request.params.thought_budget = read_thought_budget(fields, *model);
   add_format_stops(request);
-  CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{};
-  request.params.warning = std::move(call.warning);
-  if (call.constrains()) {
-    if (request.params.grammar != nullptr)
-      bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
-                  "{} cannot be combined with another constraint of the answer.",
-                  call.forced ? "'tool_choice'" : "Strict tools");
-    if (call.format != nullptr) request.output.tools = call.format;
-    (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
-    request.params.messages = std::move(call.messages);
-  }
+  if (with_tools) add_calls(request, call_grammar(body, *model));
   prepare_structured(request.params, *model, request.output);
   request.prompts.push_back(
       {encode_chat(*model->tokenizer, chat.text, chat.guard), "", chat.continues});

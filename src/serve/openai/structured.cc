@@ -182,6 +182,21 @@ const JsonCallFormat* json_calls_of(const ServedModel& model) {
   return nullptr;
 }
 
+// How models write a name, a separator and the arguments.
+struct NamedFormat {
+  std::string_view format, mark;
+  std::vector<std::string> separators;
+};
+const NamedFormat* named_calls_of(const ServedModel& model) {
+  static const NamedFormat formats[] = {
+      {"kimi_k2", "<|tool_call_begin|>", {"<|tool_call_argument_begin|>"}},
+      {"deepseek", "<｜tool▁call▁begin｜>", {"<｜tool▁sep｜>", "\n```json\n"}},
+  };
+  for (const NamedFormat& f : formats)
+    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
+  return nullptr;
+}
+
 bool is_strict(const Value& tool) {
   const Value* function = tool.find("function");
   const Value* strict = function == nullptr ? nullptr : function->find("strict");
@@ -195,6 +210,17 @@ Value argument_schema(const Value& function, bool strict) {
   Value schema = any ? Value::object() : *parameters;
   if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
   return schema;
+}
+
+std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
+                                                         const ServedModel& model) {
+  const bool strict = is_strict(tool);
+  GrammarSource source{Kind::kJsonSchema,
+                       dump_json(argument_schema(tool.at("function"), forced || strict))};
+  source.strict = strict;
+  Constraint constraint;
+  constraint.set("tools", std::move(source));
+  return constraint.compile(model);
 }
 
 // A call of the function.
@@ -232,12 +258,7 @@ std::vector<MessageForm> call_messages(const Value& tools, const std::string& na
     const Value& function = tool.at("function");
     const std::string& to = function.at("name").as_string();
     if (!name.empty() && to != name) continue;
-    Constraint constraint;
-    GrammarSource source{Kind::kJsonSchema,
-                         dump_json(argument_schema(function, forced || is_strict(tool)))};
-    source.strict = is_strict(tool);
-    constraint.set("tools", std::move(source));
-    auto grammar = constraint.compile(model);
+    auto grammar = argument_grammar(tool, forced, model);
     // Models write the first form; the second one is how templates show earlier calls.
     for (const std::string& header :
          {fmt::format("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", to),
@@ -254,11 +275,22 @@ Thinking thinking_of(const OutputSpec& output) {
                                                 : Thinking::kNone;
 }
 
+bool has_strict_calls(const GenerationParams& params) {
+  return params.call_grammar != nullptr || !params.named_calls.empty();
+}
+
 std::shared_ptr<TokenMask> call_mask_of(const GenerationParams& params, const ServedModel& model,
                                         const OutputSpec& output) {
   CallMaskOptions options;
-  options.grammar = params.call_grammar;
-  options.mark = json_calls_of(model)->mark;
+  if (params.named_calls.empty()) {
+    options.grammar = params.call_grammar;
+    options.mark = json_calls_of(model)->mark;
+  } else {
+    const NamedFormat& format = *named_calls_of(model);
+    options.named = params.named_calls;
+    options.mark = format.mark;
+    options.separators = format.separators;
+  }
   options.tokenizer = model.tokenizer;
   options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
   options.choices = params.n;
@@ -284,7 +316,7 @@ std::shared_ptr<TokenMask> message_mask_of(const GenerationParams& params,
 std::shared_ptr<TokenMask> grammar_mask_of(const GenerationParams& params, const ServedModel& model,
                                            const OutputSpec& output) {
   if (!params.messages.empty()) return message_mask_of(params, model);
-  if (params.grammar == nullptr && params.call_grammar != nullptr)
+  if (params.grammar == nullptr && has_strict_calls(params))
     return call_mask_of(params, model, output);
   if (params.grammar == nullptr) return nullptr;
   GrammarMaskOptions options;
@@ -370,6 +402,12 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
     out.format = find_tool_format("llama3");
     format = &kJsonCalls[1];
   }
+  if (format == nullptr && named_calls_of(model) != nullptr) {
+    for (const Value& tool : tools->as_array())
+      out.named.push_back(
+          {tool.at("function").at("name").as_string(), argument_grammar(tool, false, model)});
+    return out;
+  }
   if (format == nullptr) {
     out.warning = fmt::format(
         "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
@@ -405,9 +443,9 @@ void prepare_structured(GenerationParams& params, const ServedModel& model,
     params.messages = {{.header = kThoughts},
                        {.header = kFinal, .grammar = params.grammar, .end = kFinalEnd}};
   const bool messages = !params.messages.empty();
-  if (params.sample.penalty_alpha > 0 && (params.call_grammar || params.grammar || messages))
+  if (params.sample.penalty_alpha > 0 && (has_strict_calls(params) || params.grammar || messages))
     unsupported("penalty_alpha", "It cannot be combined with constrained output.");
-  if (params.call_grammar != nullptr && params.beams > 0)
+  if (has_strict_calls(params) && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
   if (params.thought_budget >= 0 && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with a budget of thoughts.");

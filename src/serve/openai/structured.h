@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/client.h"
+#include "serve/call_mask.h"
 #include "serve/message_mask.h"
 #include "serve/openai/fields.h"
 #include "serve/served_model.h"
@@ -25,8 +26,9 @@ struct CallGrammar {
   bool forced = false;
   const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
   std::vector<MessageForm> messages;   // in Harmony's format, instead of the grammar
+  std::vector<NamedCall> named = {};   // where a name comes before the arguments, instead of it
   std::string warning = {};            // for the client
-  bool constrains() const { return grammar != nullptr || !messages.empty(); }
+  bool constrains() const { return grammar != nullptr || !messages.empty() || !named.empty(); }
 };
 CallGrammar call_grammar(const Value& body, const ServedModel& model);
 
