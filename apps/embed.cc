@@ -50,9 +50,10 @@ void print_vector(const std::vector<float>& v, const char* separator) {
   fmt::print("{}", line);
 }
 
-void print_json(const EmbedFlags& f, const std::vector<std::vector<float>>& vectors) {
+void print_json(const EmbedFlags& f, const std::vector<std::vector<float>>& vectors,
+                const char* name) {
   for (size_t i = 0; i < vectors.size(); ++i) {
-    fmt::print("{{\"index\":{},\"text\":{},\"embedding\":[", i, dump_json(Value(f.texts[i])));
+    fmt::print("{{\"index\":{},\"text\":{},\"{}\":[", i, dump_json(Value(f.texts[i])), name);
     print_vector(vectors[i], ",");
     fmt::print("]}}\n");
   }
@@ -67,13 +68,17 @@ void embed(EmbedFlags& f) {
   auto vectors = model.embed(f.texts, f.embed);
   double time = seconds(clock.now() - start);
   if (f.similarity) {
-    for (const auto& a : vectors) {
-      for (size_t j = 0; j < vectors.size(); ++j)
-        fmt::print("{}{:.4f}", j > 0 ? " " : "", cosine(a, vectors[j]));
+    std::vector<std::vector<float>> table(vectors.size());
+    for (size_t i = 0; i < vectors.size(); ++i)
+      for (const auto& b : vectors) table[i].push_back(static_cast<float>(cosine(vectors[i], b)));
+    if (f.json) print_json(f, table, "similarity");
+    for (size_t i = 0; i < table.size() && !f.json; ++i) {
+      for (size_t j = 0; j < table[i].size(); ++j)
+        fmt::print("{}{:.4f}", j > 0 ? " " : "", table[i][j]);
       fmt::print("\n");
     }
   } else if (f.json) {
-    print_json(f, vectors);
+    print_json(f, vectors, "embedding");
   } else {
     for (const auto& v : vectors) {
       print_vector(v, " ");

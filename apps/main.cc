@@ -1,8 +1,11 @@
 #include <tokamak/tokamak.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <iostream>
+#include <iterator>
 #include <new>
 #include <string>
 #include <string_view>
@@ -72,6 +75,14 @@ int report(std::string_view message, int code) {
   return code;
 }
 
+// A mapped file, most often the model, that shrinks while it is read ends the process.
+void on_bus_error(int) {
+  constexpr std::string_view kLine =
+      "error: a file that is in use was cut short or is no longer readable\n";
+  ssize_t written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  ::_exit(written == std::ssize(kLine) ? 1 : 2);
+}
+
 // The reader of standard output, e.g. head, has had enough: as if SIGPIPE had ended the process.
 constexpr int kClosedPipe = 128 + SIGPIPE;
 
@@ -106,11 +117,25 @@ std::string usage_error(const CLI::App& app, const CLI::Error& e) {
                      name.empty() ? "" : fmt::format(" (did you mean {}?)", name), path);
 }
 
+// `-o --help` would write a file of that name.
+void refuse_help_as_value(CLI::App& app) {
+  const CLI::Validator check(
+      [](const std::string& value) {
+        return value == "--help" ? std::string("--help is no value: use it alone") : std::string();
+      },
+      "");
+  for (CLI::Option* option : app.get_options())
+    if (!option->get_positional() && option->get_expected_max() > 0) option->check(check);
+  for (CLI::App* verb : app.get_subcommands([](CLI::App*) { return true; }))
+    refuse_help_as_value(*verb);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace tokamak;
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGBUS, on_bus_error);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit then fails write() with an error
   CLI::App app("Tokamak: runs and serves large language models.", "tokamak");
   app.require_subcommand(1);
@@ -137,13 +162,16 @@ int main(int argc, char** argv) {
   add_draft_verb(app);
   add_calibrate_verb(app);
   add_debug_verb(app);
+  refuse_help_as_value(app);
   app.failure_message([&app](const CLI::App*, const CLI::Error& e) { return usage_error(app, e); });
   try {
     app.parse(argc, argv);
     if (std::fflush(stdout) == 0) return 0;
     return errno == EPIPE ? kClosedPipe : report("cannot write to standard output", 1);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+    if (app.exit(e) != 0) return 2;
+    if (std::cout.flush()) return 0;
+    return errno == EPIPE ? kClosedPipe : report("cannot write to standard output", 1);
   } catch (const Error& e) {
     return report(e.what(), exit_code(e));
   } catch (const std::bad_alloc&) {

@@ -164,11 +164,12 @@ void add_rag_verb(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{100}))
       ->capture_default_str();
   ask->add_option("--reranker", flags->reranker, "a cross-encoder that puts them in order");
-  ask->add_option("--answer-with", flags->answer_model,
-                  "a chat model that answers from the passages");
+  CLI::Option* answer = ask->add_option("--answer-with", flags->answer_model,
+                                        "a chat model that answers from the passages");
   ask->add_option("--max-tokens", flags->max_tokens, "maximum length of the answer in tokens")
       ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(answer);
   ask->add_flag("--json", flags->json, "print answer and sources as one JSON object");
   add_common(*ask, *flags);
   ask->footer(

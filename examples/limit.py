@@ -6,12 +6,16 @@
 Builds random weights in the shape of Qwen3-1.7B (28 layers; fewer with --layers), compiles them for 32 sequences of 4096 tokens, and
 sends one prompt that fits and one that is a token too long. Needs numpy and gguf (tools/requirements-test.txt).
 """
+import importlib.util
 import pathlib
 import subprocess
 import sys
 import tempfile
 
 from common import HERE, expect, tokamak
+
+if missing := [name for name in ("numpy", "gguf") if not importlib.util.find_spec(name)]:
+    sys.exit(f"this example needs the packages {' and '.join(missing)}: pip install -r tools/requirements-test.txt")
 
 with tempfile.TemporaryDirectory() as folder:
     gguf, bundle = pathlib.Path(folder, "qwen3-1.7b.gguf"), pathlib.Path(folder, "qwen3-1.7b.tkm")

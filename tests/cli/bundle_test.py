@@ -196,6 +196,25 @@ class Bundles(Folder):
         self.refused("compile", LLAMA, "-o", "/nowhere/model.tkm")
         self.refused("compile", LLAMA, "-o", LLAMA, code=2)
 
+    def test_a_file_that_is_cut_short_in_use(self):
+        """Its pages are gone; the first answer, or its end of line, says that it had been loaded."""
+        bundle = self.compile(LLAMA)
+        process = subprocess.Popen([BINARY, "chat", bundle, "--max-tokens", "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        os.truncate(bundle, 4096)
+        _, errors = process.communicate("again\n", timeout=60)
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertTrue(errors.endswith("error: a file that is in use was cut short or is no longer readable\n"), errors)
+
+    def test_nothing_but_a_file_is_replaced(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.refused("compile", LLAMA, "-o", pipe, code=2)
+        self.assertTrue(pipe.is_fifo())
+
     def test_dump_dir_has_every_stage(self):
         stages = self.folder / "stages"
         self.compile(LLAMA, "--dump-dir", stages)

@@ -47,8 +47,9 @@ class Help(unittest.TestCase):
 
     def test_usage_errors(self):
         for args in ([], ["fly"], ["run"], ["run", LLAMA], ["run", LLAMA, "x", "--temperature", "hot"],
-                     ["run", LLAMA, "x", "--backend", "abacus"], ["bench"]):
+                     ["run", LLAMA, "x", "--backend", "abacus"], ["bench"], ["rag", "ask", TINY, "x", "-m", LLAMA, "--max-tokens", "5"]):
             self.expect_usage_error(*args)
+        self.assertIn("--help is no value", run("compile", LLAMA, "-o", "--help").stderr)
 
     def test_bad_numbers(self):
         for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf", "2.5")),
@@ -219,7 +220,7 @@ class Run(unittest.TestCase):
         self.assertEqual((none["ids"], none["text"], none["finish_reason"]), ([], "", "length"))
 
     def test_closed_output_ends_the_answer(self):
-        for args in (["run", LLAMA, "abc"], ["run", LLAMA, "abc", "--json"], ["inspect", LLAMA]):
+        for args in (["run", LLAMA, "abc"], ["run", LLAMA, "abc", "--json"], ["inspect", LLAMA], ["run", "--help"]):
             with open("/dev/full", "w") as full:
                 done = subprocess.run([BINARY, *map(str, args)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr), (1, "error: cannot write to standard output\n"))

@@ -257,6 +257,9 @@ class Convert(unittest.TestCase):
                     continue
                 one, two = (json.loads(run("embed", model, "Hello 1", "--json", "--no-normalize").stdout)["embedding"] for model in (TINY / name, out))
                 np.testing.assert_allclose(one, two, atol=1e-6)
+        rows = [json.loads(line) for line in run("embed", TINY / "bert", "Hello", "1", "--similarity", "--json").stdout.splitlines()]
+        self.assertEqual([row["text"] for row in rows], ["Hello", "1"])
+        np.testing.assert_allclose([rows[0]["similarity"][0], rows[1]["similarity"][0]], [1, rows[0]["similarity"][1]], atol=1e-5)
 
     def test_recurrent(self):
         """As llama.cpp's converter writes them: decays instead of their logarithms."""

@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 import urllib.request
 from typing import Literal
@@ -48,6 +50,17 @@ class RealModel(unittest.TestCase):
         self.assertEqual((chat.stdout.startswith("The area"), "note:" in chat.stderr), (True, False))
         out = run_json("run", MODEL, question, *flags, "--json")
         self.assertEqual((out["ids"], out["finish_reason"], out["timings"]["prefill_seconds"] > 0), ([], "stop", True))
+
+    def test_a_terminated_conversion_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen([BINARY, "convert", MODEL, pathlib.Path(folder, "out"), "--threads", "1"], stderr=subprocess.DEVNULL)
+            used = 0  # ticks of processor time
+            while used < 40 and process.poll() is None:
+                used = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
+                time.sleep(0.01)
+            process.terminate()
+            self.assertEqual(process.wait(timeout=60), -signal.SIGTERM)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_int8_activations_cost_little(self):
         with tempfile.TemporaryDirectory() as folder:

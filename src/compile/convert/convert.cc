@@ -280,9 +280,13 @@ void to_folder(const OpenedModel& opened, const ConvertOptions& options, Convert
   made += ".converting";
   std::error_code ec;
   fs::remove_all(made, ec);
-  fs::create_directories(made);
+  fs::create_directories(made.parent_path());
+  // The long part leaves nothing behind when the process is ended: the file has no name yet.
+  const fs::path weights = made.string() + ".safetensors";
+  write_safetensors(converter, jobs, weights);
   try {
-    write_safetensors(converter, jobs, made / "model.safetensors");
+    fs::create_directories(made);
+    fs::rename(weights, made / "model.safetensors");
     replace_file(made / "config.json", dump_json(json, 2) + "\n");
     replace_file(made / "tokenizer.json", dump_json(tokenizer.tokenizer) + "\n");
     replace_file(made / "tokenizer_config.json", dump_json(tokenizer.config, 2) + "\n");
@@ -293,6 +297,7 @@ void to_folder(const OpenedModel& opened, const ConvertOptions& options, Convert
       fs::rename(entry.path(), options.out / entry.path().filename());
     fs::remove(made);
   } catch (...) {
+    fs::remove(weights, ec);
     fs::remove_all(made, ec);
     throw;
   }
