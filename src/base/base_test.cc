@@ -95,6 +95,10 @@ TEST(NewFile, TakesItsNameWhenItIsComplete) {
   replace_file(folder / "link", "new");
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
   EXPECT_EQ(read_text_file(folder / "file"), "new");
+  fs::create_symlink("later", folder / "early");
+  replace_file(folder / "early", "there");
+  EXPECT_TRUE(fs::is_symlink(folder / "early"));
+  EXPECT_EQ(read_text_file(folder / "later"), "there");
   fs::create_symlink("/dev/null", folder / "null");
   EXPECT_THROW(NewFile(folder / "null"), Error);
   replace_file(folder / "null", "x");

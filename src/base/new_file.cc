@@ -47,14 +47,23 @@ void remove_orphaned_temporaries(const fs::path& folder, std::string_view prefix
 }
 
 NewFile::NewFile(fs::path path, bool unnamed) : path_(std::move(path)) {
-  // A link keeps pointing at the file; a device or a pipe must not be replaced by one.
   std::error_code ec;
   const fs::file_status there = fs::status(path_, ec);
-  if (fs::exists(there)) {
-    if (fs::is_directory(there)) errno = EISDIR, fail_io("write");
-    if (!fs::is_regular_file(there))
-      fail(ErrorCode::kInvalidArgument, "{} is not a regular file", path_.string());
-    if (fs::is_symlink(path_, ec)) path_ = fs::canonical(path_);
+  if (fs::is_directory(there)) {
+    errno = EISDIR;
+    fail_io("write");
+  }
+  if (fs::exists(there) && !fs::is_regular_file(there))  // a device or a pipe is not replaced
+    fail(ErrorCode::kInvalidArgument, "{} is not a regular file", path_.string());
+  // A link goes on pointing at the file, also at one that is not there yet.
+  constexpr int kMostLinks = 40;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path_, ec); ++i) {
+    const fs::path target = fs::read_symlink(path_, ec);
+    if (ec) {
+      errno = ec.value();
+      fail_io("follow");
+    }
+    path_ = path_.parent_path() / target;
   }
   folder_ = path_.has_parent_path() ? path_.parent_path() : ".";
   if (!unnamed || !open_unnamed()) open_named();

@@ -59,7 +59,8 @@ int main(int argc, char** argv) {
           for (int tokens : {70, 56})  // tiny models with learned positions have 64
             try {
               std::string text = line(path, o, tokens);
-              fmt::print("{} {} {} {} {}\n", name, backend, act, dtype_name(kv), text);
+              fmt::print("{} {} {} {} {} tokens {}\n", name, backend, act, dtype_name(kv), tokens,
+                         text);
               break;
             } catch (const Error& e) {
               if (tokens == 56)

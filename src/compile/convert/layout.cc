@@ -232,10 +232,6 @@ void add_layer_embeddings(const ModelConfig& c, const WeightSlot& slot, Layout& 
     layout.add(slot.name(), dims, {slot.name(), 0, {slice_rows(row, row + 1)}});
 }
 
-}  // namespace
-
-namespace {
-
 HeadOrder head_order(const ModelConfig& c, const WeightSlot& slot) {
   const RecurrentConfig& r = c.recurrent;
   if (!c.architecture.starts_with("qwen35") || r.tiled || r.heads == r.groups) return {};
@@ -252,24 +248,31 @@ HeadOrder head_order(const ModelConfig& c, const WeightSlot& slot) {
   return order;
 }
 
+// What GGUF has in its weights: the factors of a product's input and of its result, which a bias is
+// part of.
 double block_factor(const ModelConfig& c, const WeightSlot& slot) {
-  if (!c.recurrent.beside || slot.suffix != "weight") return 1;
+  const bool bias = slot.suffix == "bias";
+  if (!c.recurrent.beside || (slot.suffix != "weight" && !bias)) return 1;
   const BlockScales& s = c.block_scales;
-  const std::pair<std::string_view, double> factors[] = {
-      {"attn_q", s.attention_in},
-      {"attn_k", s.attention_in * s.key},
-      {"attn_v", s.attention_in},
-      {"attn_output", s.attention_out},
-      {"ffn_gate", s.gate},
-      {"ffn_down", s.down},
-      {"ssm_gate", s.ssm_in * s.ssm_gate},
-      {"ssm_step", s.ssm_in * s.ssm_step},
-      {"ssm_out", s.ssm_out},
-      {"token_embd", c.embedding_scale},
-      {"output", c.logit_scale},
+  struct Factors {
+    std::string_view stem;
+    double input, result;
   };
-  for (const auto& [stem, factor] : factors)
-    if (slot.stem == stem) return factor;
+  const Factors factors[] = {
+      {"attn_q", s.attention_in, 1},
+      {"attn_k", s.attention_in, s.key},
+      {"attn_v", s.attention_in, 1},
+      {"attn_output", 1, s.attention_out},
+      {"ffn_gate", 1, s.gate},
+      {"ffn_down", 1, s.down},
+      {"ssm_gate", s.ssm_in, s.ssm_gate},
+      {"ssm_step", s.ssm_in, s.ssm_step},
+      {"ssm_out", 1, s.ssm_out},
+      {"token_embd", 1, c.embedding_scale},
+      {"output", 1, c.logit_scale},
+  };
+  for (const Factors& f : factors)
+    if (slot.stem == f.stem) return bias ? f.result : f.input * f.result;
   return 1;
 }
 
