@@ -71,6 +71,24 @@ class Convert(unittest.TestCase):
         np.testing.assert_array_equal(got[90:], np.repeat(table[:1], len(got) - 90, 0))
         self.check_same_text(model, out)
 
+    def test_names_the_output_that_cannot_express_a_model(self):
+        """Falcon with one part after the other: GGUF has no norm between them."""
+        model, out = self.folder / "falcon", self.folder / "falcon.gguf"
+        shutil.copytree(FAMILIES / "falcon", model)
+        old = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**old, "new_decoder_architecture": False, "parallel_attn": False, "multi_query": False,
+                                                       "num_hidden_layers": 1}))
+        width, vocab = old["hidden_size"], old["vocab_size"]
+        shapes = {"word_embeddings": (vocab, width), "h.0.self_attention.query_key_value": (3 * width, width), "h.0.self_attention.dense": (width, width),
+                  "h.0.mlp.dense_h_to_4h": (4 * width, width), "h.0.mlp.dense_4h_to_h": (width, 4 * width)}
+        tensors = {f"transformer.{name}.weight": np.ones(shape, np.float32) for name, shape in shapes.items()}
+        for norm in ("h.0.input_layernorm", "h.0.post_attention_layernorm", "ln_f"):
+            tensors.update({f"transformer.{norm}.{kind}": np.ones(width, np.float32) for kind in ("weight", "bias")})
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+        done = run("convert", model, out)
+        self.assertEqual(done.stderr.strip(), f"error: the format of {out} cannot express the parts of this falcon model")
+        self.assertFalse(out.exists())
+
     def test_folder_to_gguf(self):
         for model in MODELS + TO_GGUF:
             with self.subTest(model.name):

@@ -162,7 +162,12 @@ std::vector<Job> jobs_of(const ImportedModel& model, const std::vector<FileTenso
 
 // Reads back what was written at `path`, before it takes its name.
 void check_same(const ModelConfig& before, const fs::path& path, const fs::path& name) {
-  std::string difference = config_difference(import_model(path).config, before);
+  std::string difference;
+  try {
+    difference = config_difference(import_model(path).config, before);
+  } catch (const Error&) {  // the message would name a file that has no name yet
+    difference = "the parts";
+  }
   if (!difference.empty())
     fail(ErrorCode::kUnsupported, "the format of {} cannot express {} of this {} model",
          name.string(), difference, before.architecture);
