@@ -63,22 +63,22 @@ void list_entries(bool json) {
 void verify_entries(bool json, bool remove) {
   CompileCache cache = CompileCache::from_environment();
   std::vector<CacheEntry> entries = cache.entries(true);
-  size_t damaged = 0, other_version = 0;
+  size_t damaged = 0, other_versions = 0;
   for (const CacheEntry& e : entries) {
     damaged += e.damaged();
-    other_version += e.other_version;
+    other_versions += e.other_version;
   }
   if (remove) cache.remove_damaged();
   if (json) {
     Value v = entries_value(cache, entries);
     v.set("damaged", uint64_t{damaged});
-    v.set("other_version", uint64_t{other_version});
+    v.set("other_versions", uint64_t{other_versions});
     fmt::print("{}\n", dump_json(v, 2));
   } else {
     for (const CacheEntry& e : entries)
       if (!e.error.empty()) fmt::print("{}\n", e.error);
     fmt::print("{} entries, {} damaged{}, {} of another version\n", entries.size(), damaged,
-               remove && damaged > 0 ? " and removed" : "", other_version);
+               remove && damaged > 0 ? " and removed" : "", other_versions);
   }
   if (damaged > 0 && !remove)
     fail(ErrorCode::kCorrupt,

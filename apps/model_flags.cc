@@ -106,8 +106,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
 void add_template_flag(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--template-name", options.chat_template,
                   "which of the model's chat templates to use, e.g. tool_use");
-  verb.add_option("--chat-template", options.chat_template_file,
-                  "chat template to use: a file (Jinja), or the name of one of the model's own");
+  verb.add_option(
+      "--chat-template", options.chat_template_file,
+      "chat template to use: a file (Jinja), the template itself, or the name of one of the "
+      "model's own");
 }
 
 void add_batch_flags(CLI::App& verb, OpenOptions& options) {

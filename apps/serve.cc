@@ -84,6 +84,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
     return it->second;
   };
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
+  model.has_defaults = loaded.has_defaults || sets_sampling(flags.sampling);
   if (loaded.adapters) {
     model.adapters = loaded.adapters->list();
     model.adapter_rank = loaded.adapters->rank();

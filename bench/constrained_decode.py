@@ -44,6 +44,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--schema", action="store_true", help="a JSON schema instead of the grammar")
     args = parser.parse_args()
+    if args.llama and args.schema and not args.converter:
+        parser.error("--llama with --schema needs --converter: llama.cpp reads grammars only")
     path = pathlib.Path(__file__).parent / "constrained.gbnf"
     with Server(args.tokamak, args.model, "--threads", args.threads, "--no-prefix-cache") as server:
         kinds = {"free": {"ignore_eos": True}, "constrained": {"guided_json": SCHEMA} if args.schema else {"grammar": path.read_text()}}
@@ -64,12 +66,13 @@ def main():
               f"ratio {c['constrained'] / c['free']:.3f} CPU, {w['constrained'] / w['free']:.3f}")
         print(answer["choices"][0]["text"][:200])
     if args.llama:
-        if args.schema:
-            grammar = subprocess.run([sys.executable, args.converter, "-"], input=json.dumps(SCHEMA), check=True, capture_output=True, text=True).stdout
-            path = pathlib.Path(tempfile.mkdtemp()) / "schema.gbnf"
-            path.write_text(grammar)
-        print(subprocess.run([args.llama, args.model, str(path), PROMPT, str(args.tokens), str(args.threads), str(args.rounds)], check=True, capture_output=True,
-                             text=True).stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            if args.schema:
+                grammar = subprocess.run([sys.executable, args.converter, "-"], input=json.dumps(SCHEMA), check=True, capture_output=True, text=True).stdout
+                path = pathlib.Path(folder) / "schema.gbnf"
+                path.write_text(grammar)
+            print(subprocess.run([args.llama, args.model, str(path), PROMPT, str(args.tokens), str(args.threads), str(args.rounds)], check=True, capture_output=True,
+                                 text=True).stdout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 // Loads a compiled model: tokenizer, chat template, sampling defaults, weights, engine.
 #include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <system_error>
 
 #include "api/open.h"
 #include "api/speculative.h"
@@ -57,15 +59,16 @@ std::vector<int64_t> kv_blocks_of(const OpenOptions& o, const PlanSet& plans,
 }
 
 // What the model's makers recommend, where they say so.
-SampleSpec model_defaults(const std::string& path, const ModelSource& source) {
+SampleSpec model_defaults(const std::string& path, const ModelSource& source, bool* given) {
   if (const auto* bundle = dynamic_cast<const BundleModel*>(&source)) {
     const Value* config = bundle->meta().find("generation_config");
-    if (config && config->is_object()) return sampling_defaults(*config);
+    if (config && config->is_object()) return sampling_defaults(*config, given);
   } else if (fs::path file = fs::path(path) / "generation_config.json"; fs::is_regular_file(file)) {
     Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
-    return config.is_object() ? sampling_defaults(config) : SampleSpec{};
+    return config.is_object() ? sampling_defaults(config, given) : SampleSpec{};
   }
-  return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata()) : SampleSpec{};
+  return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata(), given)
+                                       : SampleSpec{};
 }
 
 std::string named_template(const TokenizerSpec& spec, const std::string& given) {
@@ -76,12 +79,32 @@ std::string named_template(const TokenizerSpec& spec, const std::string& given) 
   }
 }
 
-TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
-  const std::string &name = o.chat_template, &given = o.chat_template_file;
-  if (!given.empty() && !name.empty())
+// The template in a file, or in the option itself; unset: the option is not given or has the name
+// of one of the model's own. Errors are found here, before the model is compiled; the file may be a
+// pipe, which can be read only once.
+std::optional<std::string> given_template(const OpenOptions& o) {
+  const std::string& given = o.chat_template_file;
+  if (given.empty()) return std::nullopt;
+  if (!o.chat_template.empty())
     fail(ErrorCode::kInvalidArgument, "give either --chat-template or --template-name, not both");
-  if (fs::exists(given))
-    spec.chat_template = read_text_file(given, size_t{1} << 20);
+  std::optional<std::string> text;
+  std::error_code ec;  // a template may be longer than any file name
+  const fs::file_status file = fs::status(given, ec);
+  if (fs::exists(file) && !fs::is_directory(file))
+    text = read_text_file(given, size_t{1} << 20);
+  else if (given.find("{{") != std::string::npos || given.find("{%") != std::string::npos)
+    text = given;
+  else if (given.find('/') != std::string::npos || given.ends_with(".jinja"))
+    fail(ErrorCode::kInvalidArgument, "--chat-template {}: no such file", given);
+  if (text) ChatTemplate::parse(*text);
+  return text;
+}
+
+TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o,
+                            const std::optional<std::string>& text) {
+  const std::string &name = o.chat_template, &given = o.chat_template_file;
+  if (text)
+    spec.chat_template = *text;
   else if (!given.empty())
     spec.chat_template = named_template(spec, given);
   else if (!name.empty())
@@ -135,14 +158,15 @@ LoadedModel load_model(const OpenOptions& asked) {
   o.tree_mask = speculative.branches > 1;
   if (o.dola && o.exit_layers != 0)
     fail(ErrorCode::kUnsupported, "DoLa cannot be combined with the speculation early_exit");
+  const std::optional<std::string> text = given_template(o);
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);
-  model.tokenizer = std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o));
+  model.tokenizer = std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o, text));
   model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
-  if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
-    model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
-  model.defaults = model_defaults(o.model, *setup.source);
+  if (const std::string& source = model.tokenizer->spec().chat_template; !source.empty())
+    model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(source));
+  model.defaults = model_defaults(o.model, *setup.source, &model.has_defaults);
   model.defaults.rejection = speculative.rejection;
   model.embedding = setup.source->embedding();
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);

@@ -149,6 +149,13 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   return spec;
 }
 
+bool sets_sampling(const GenerateOptions& o) {
+  return o.temperature || o.top_k || o.top_p || o.min_p || o.typical_p || o.repetition_penalty ||
+         o.presence_penalty || o.frequency_penalty || o.repeat_last_n || o.top_n_sigma ||
+         o.xtc_probability || o.xtc_threshold || o.dynatemp_range || o.dynatemp_exponent ||
+         o.mirostat || o.mirostat_tau || o.mirostat_eta || o.guidance_scale || !o.samplers.empty();
+}
+
 void check_generate_options(const GenerateOptions& options) { sample_spec({}, options); }
 
 Model::Impl::Impl(const OpenOptions& options)

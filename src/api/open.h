@@ -26,7 +26,7 @@ namespace tokamak {
 // zero or unset value means the default.
 struct OpenOptions : ModelOptions {
   std::string model;                    // path
-  std::string chat_template_file;       // a Jinja file, or the name of one of the model's templates
+  std::string chat_template_file;       // a file, a template, or the name of one in the model
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
@@ -54,6 +54,8 @@ void check_generate_options(const GenerateOptions& options);
 // The model's defaults with what the options set. Throws Error(kInvalidArgument) naming a value
 // that is out of range.
 SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& options);
+// Whether any option says how tokens are chosen; also if it equals the default.
+bool sets_sampling(const GenerateOptions& options);
 // The compiler's share of the options.
 CompileOptions compile_options(const OpenOptions& options);
 std::unique_ptr<Backend> backend_for(const OpenOptions& options, const std::string& name);
@@ -95,6 +97,7 @@ struct LoadedModel {
   std::shared_ptr<LocalEngine> engine;
   std::shared_ptr<AdapterHost> adapters;  // null: the model was opened without them
   SampleSpec defaults;                    // the model's own, for what a request does not set
+  bool has_defaults = false;              // its files say something about sampling
   double load_seconds = 0;
   std::string context_hint;  // what a user can do when a text is too long
 };

@@ -43,15 +43,16 @@ bool is_zero_mass(const SampleSetting& p, double value) {
 // {name in the file, name in the table}
 using DefaultNames = std::span<const std::pair<std::string_view, std::string_view>>;
 
-SampleSpec read_defaults(const Value& file, DefaultNames names) {
+SampleSpec read_defaults(const Value& file, DefaultNames names, bool* given) {
   SampleSpec spec;
   for (const auto& [name, param] : names) {
     const SampleSetting& p = sample_param(param);
     const Value* value = file.find(name);
     if (value == nullptr || !(p.integer ? value->is_int() : value->is_number())) continue;
     double number = value->as_double();
-    if (number >= p.low && number <= p.high && !is_zero_mass(p, number))
-      set_sample_param(spec, param, number);
+    if (!(number >= p.low && number <= p.high) || is_zero_mass(p, number)) continue;
+    set_sample_param(spec, param, number);
+    if (given != nullptr) *given = true;
   }
   normalize_sampling(spec);
   return spec;
@@ -143,7 +144,7 @@ void normalize_sampling(SampleSpec& spec) {
   }
 }
 
-SampleSpec sampling_defaults(const Value& config) {
+SampleSpec sampling_defaults(const Value& config, bool* given) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"temperature", "temperature"},
       {"top_k", "top_k"},
@@ -151,10 +152,10 @@ SampleSpec sampling_defaults(const Value& config) {
       {"min_p", "min_p"},
       {"typical_p", "typical_p"},
       {"repetition_penalty", "repetition_penalty"}};
-  return read_defaults(config, kNames);
+  return read_defaults(config, kNames, given);
 }
 
-SampleSpec gguf_sampling_defaults(const Value& metadata) {
+SampleSpec gguf_sampling_defaults(const Value& metadata, bool* given) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"general.sampling.temp", "temperature"},
       {"general.sampling.top_k", "top_k"},
@@ -163,7 +164,7 @@ SampleSpec gguf_sampling_defaults(const Value& metadata) {
       {"general.sampling.xtc_probability", "xtc_probability"},
       {"general.sampling.xtc_threshold", "xtc_threshold"},
       {"general.sampling.penalty_repeat", "repetition_penalty"}};
-  return read_defaults(metadata, kNames);
+  return read_defaults(metadata, kNames, given);
 }
 
 }  // namespace tokamak

@@ -42,9 +42,9 @@ void check_logit_bias(const SampleSpec& spec, int64_t vocab);
 void normalize_sampling(SampleSpec& spec);
 
 // The values of a model's generation_config.json. What is absent or out of range keeps the
-// default.
-SampleSpec sampling_defaults(const Value& generation_config);
+// default. *given is set to true if there is any that counts, also one that equals its default.
+SampleSpec sampling_defaults(const Value& generation_config, bool* given = nullptr);
 // The same from the metadata of a GGUF file (general.sampling.*).
-SampleSpec gguf_sampling_defaults(const Value& metadata);
+SampleSpec gguf_sampling_defaults(const Value& metadata, bool* given = nullptr);
 
 }  // namespace tokamak

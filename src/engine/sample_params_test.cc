@@ -52,12 +52,17 @@ TEST(SampleParams, DefaultsOfGenerationConfig) {
   EXPECT_EQ(s.repetition_penalty, 1.25f);
   for (const char* odd : {"[]", "null", "{}", R"({"top_p": 0, "typical_p": 0})",
                           R"({"temperature": "hot", "top_k": -5, "top_p": 9, "min_p": null})"}) {
-    SampleSpec plain = sampling_defaults(parse_json(odd));
+    bool given = false;
+    SampleSpec plain = sampling_defaults(parse_json(odd), &given);
+    EXPECT_FALSE(given) << odd;
     EXPECT_EQ(plain.temperature, 1.0f) << odd;
     EXPECT_EQ(plain.top_k, 0) << odd;
     EXPECT_EQ(plain.top_p, 1.0f) << odd;
     EXPECT_EQ(plain.typical_p, 1.0f) << odd;
   }
+  bool given = false;
+  sampling_defaults(parse_json(R"({"temperature": 1.0})"), &given);
+  EXPECT_TRUE(given);
 }
 
 TEST(SampleParams, DefaultsOfGgufMetadata) {

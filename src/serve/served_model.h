@@ -38,6 +38,7 @@ struct ServedModel {
   int32_t shift_keep = 0;                   // RequestSpec::keep of requests that do not say
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
+  bool has_defaults = false;                // flags or the model's files set any of them
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
   // For chats that do not say: whether the model thinks, at most how many tokens (-1: any number),
   // and whether thoughts are told apart from the answer.

@@ -173,11 +173,6 @@ class CharCutter final : public Cutter {
   std::function<bool(char32_t)> is_match_;
 };
 
-bool is_punctuation_mark(char32_t c) {
-  return (c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) ||
-         (c >= 123 && c <= 126) || is_bert_punctuation(c);
-}
-
 class FixedLength final : public PreTokenizer {
  public:
   explicit FixedLength(int64_t length) : length_(length) {
@@ -342,7 +337,7 @@ std::unique_ptr<PreTokenizer> make_split(const Value& config) {
 std::unique_ptr<PreTokenizer> make_bert() {
   auto both = std::make_unique<PreSequence>();
   both->parts.push_back(std::make_unique<CharCutter>(is_white_space, Behavior::kRemoved));
-  both->parts.push_back(std::make_unique<CharCutter>(is_punctuation_mark, Behavior::kIsolated));
+  both->parts.push_back(std::make_unique<CharCutter>(is_bert_punctuation, Behavior::kIsolated));
   return both;
 }
 
@@ -358,7 +353,7 @@ std::unique_ptr<PreTokenizer> make_one(const Value& config, bool leave_bytes) {
                                                         ? Behavior::kIsolated
                                                         : Behavior::kContiguous);
   if (type == "Punctuation")
-    return std::make_unique<CharCutter>(is_punctuation_mark,
+    return std::make_unique<CharCutter>(is_bert_punctuation,
                                         parse_behavior(config.get_string("behavior", "Isolated")));
   if (type == "Whitespace")
     return std::make_unique<RegexCutter>(kWhitespaceWords, Behavior::kRemoved, true);

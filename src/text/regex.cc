@@ -81,13 +81,16 @@ struct Regex::Code {
   std::string pattern;
   DigitGroups digits = DigitGroups::kNone;
   CodePtr code;
-  bool literal = false;  // without classes of characters: any table will do
+  // PCRE2's tables lack new characters, so the text is matched with stand-ins for them if the
+  // pattern has classes. Characters that the pattern names stay, also those with a stand-in that it
+  // names: for them the classes are those of PCRE2's tables ([\x{200B}\s] matches U+180E).
+  RegexCharacters characters;
 };
 
 Regex::Regex(std::string_view pattern) : code_(std::make_unique<Code>()) {
   code_->pattern = std::string(pattern);
   code_->digits = digit_groups(pattern);
-  code_->literal = pattern.find('\\') == pattern.npos && pattern.find("[:") == pattern.npos;
+  code_->characters = regex_characters(pattern);
   code_->code = compile(regex_to_pcre(pattern), pattern);
 }
 Regex::~Regex() = default;
@@ -95,7 +98,8 @@ Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
 Regex::Scan::Scan(const Regex& regex, std::string_view text) : regex_(regex), text_(text) {
-  if (!regex.code_->literal && with_known_characters(text, known_)) text_ = known_;
+  const RegexCharacters& characters = regex.code_->characters;
+  if (characters.classes && with_known_characters(text, characters.named, known_)) text_ = known_;
   // A match may take a few steps per character; patterns that take more are aborted.
   constexpr size_t kBase = 10'000'000, kPerByte = 16;
   pcre2_set_match_limit(workspace().context, static_cast<uint32_t>(std::min<size_t>(

@@ -5,6 +5,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "text/unicode.h"
 
 namespace tokamak {
 
@@ -33,6 +36,8 @@ class Regex {
   class Scan {
    public:
     Scan(const Regex& regex, std::string_view text);
+    Scan(const Scan&) = delete;  // text_ may point into known_
+    Scan& operator=(const Scan&) = delete;
     bool next(Match& match);
 
    private:
@@ -55,6 +60,13 @@ std::string regex_escape(std::string_view literal);
 std::string_view regex_property_name(std::string_view key);
 // Class items for a set that PCRE2 lacks or defines differently; posix: as in [[:punct:]].
 std::string_view regex_named_set(std::string_view name, bool posix);
+
+// How a pattern refers to characters.
+struct RegexCharacters {
+  std::vector<CharRange> named;  // beyond U+07FF: alone or as a range of a class
+  bool classes = false;          // also by properties: \s, \p{L}, [:alpha:]
+};
+RegexCharacters regex_characters(std::string_view pattern);
 
 // The same pattern in PCRE2's syntax.
 std::string regex_to_pcre(std::string_view pattern);

@@ -1,9 +1,74 @@
-// Names of character sets in Oniguruma's syntax and in PCRE2.
+// Names of character sets in Oniguruma's syntax and in PCRE2, and the characters of a pattern.
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <utility>
 
 #include "text/regex.h"
+#include "text/unicode.h"
 
 namespace tokamak {
+namespace {
+
+// The character at `pos` of a pattern, which is moved beyond it; `one` is false for a class.
+char32_t pattern_character(std::string_view pattern, size_t& pos, bool& one) {
+  one = true;
+  const char escaped = pattern[pos] == '\\' && pos + 1 < pattern.size() ? pattern[pos + 1] : '\0';
+  if (escaped == 'x' || escaped == 'u') {
+    const bool braces = pattern.substr(pos + 2).starts_with('{');
+    const size_t begin = std::min(pattern.size(), pos + (braces ? 3 : 2));
+    const std::string_view digits = pattern.substr(begin, braces ? 8 : escaped == 'x' ? 2 : 4);
+    uint32_t code = 0;
+    const char* end = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16).ptr;
+    pos = begin + static_cast<size_t>(end - digits.data());
+    if (braces && pos < pattern.size()) ++pos;
+    return code;
+  }
+  if (escaped == '\0') {
+    const Utf8Char c = utf8_decode(pattern, pos);
+    pos += c.length;
+    return c.cp;
+  }
+  const Utf8Char c = utf8_decode(pattern, pos + 1);
+  pos += 1 + c.length;
+  const bool letter = (c.cp | 32) >= 'a' && (c.cp | 32) <= 'z';
+  one = !letter || std::string_view("aefnrtvQEV").find(escaped) != std::string_view::npos;
+  return c.cp;
+}
+
+}  // namespace
+
+RegexCharacters regex_characters(std::string_view pattern) {
+  constexpr char32_t kFirst = 0x800;  // no stand-in is below
+  RegexCharacters out;
+  out.classes = pattern.find("[:") != pattern.npos;
+  int depth = 0;
+  for (size_t pos = 0; pos < pattern.size();) {
+    if (pattern[pos] == '[') {
+      ++depth;
+      ++pos;
+      if (pattern.substr(pos).starts_with('^')) ++pos;
+      if (pattern.substr(pos).starts_with(']')) ++pos;  // the first one is a character
+      continue;
+    }
+    if (pattern[pos] == ']' && depth > 0) --depth;
+    bool one = true, other = true;
+    const char32_t first = pattern_character(pattern, pos, one);
+    out.classes |= !one;
+    char32_t last = first;
+    if (one && depth > 0 && pattern.substr(pos).starts_with('-') && pos + 1 < pattern.size() &&
+        pattern[pos + 1] != ']') {
+      size_t end = pos + 1;
+      last = pattern_character(pattern, end, other);
+      if (other && last >= first)
+        pos = end;
+      else
+        last = first;
+    }
+    if (one && last >= kFirst) out.named.push_back({first, last});
+  }
+  return out;
+}
 
 std::string_view regex_property_name(std::string_view key) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {

@@ -172,7 +172,10 @@ std::vector<uint8_t> build() {
       }
     });
   }
-  for (char32_t c = 0; c < kEnd; ++c)  // those were matched by a stand-in of another script
+  // Characters with a stand-in (unicode.h) were matched as that one, which has another script.
+  // U+180E and U+1171E have the script of their neighbour; the others are newer than the table of
+  // scripts of `tokenizers`.
+  for (char32_t c = 0; c < kEnd; ++c)
     if (known_stand_in(c) != c) table[c] = c == 0x180E || c == 0x1171E ? table[c - 1] : kScriptAny;
   table[0] = 4;  // U+0000 is Common
   table[' '] = kScriptAny;

@@ -51,14 +51,19 @@ bool is_alphabetic(char32_t c);
 // By the older tables of `tokenizers`.
 bool is_accent(char32_t c);
 bool is_bert_accent(char32_t c);
-bool is_bert_punctuation(char32_t c);  // beyond ASCII
+bool is_bert_punctuation(char32_t c);  // P, and the symbols of ASCII
 bool is_bert_control(char32_t c);
 
 // A character of the same length and category that every library's tables have, if `c` is one of
 // Unicode 15 or 16, else `c`.
 char32_t known_stand_in(char32_t c);
-// The text with those stand-ins; false: it needs none, and `out` is empty.
-bool with_known_characters(std::string_view text, std::string& out);
+struct CharRange {
+  char32_t first, last;
+};
+// The text with those stand-ins; false: it needs none, and `out` is empty. A character stays if one
+// of the ranges contains it and not its stand-in, or the reverse.
+bool with_known_characters(std::string_view text, const std::vector<CharRange>& ranges,
+                           std::string& out);
 char32_t new_lower(char32_t c);  // of letters of Unicode 16 and 17, else `c`
 
 const char* general_category(char32_t c);  // "Lu", "Nd", ...; "Cn" beyond U+10FFFF

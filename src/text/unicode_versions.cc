@@ -61,11 +61,8 @@ constexpr StandIn kStandIns[] = {
     {0x1FAF7, 0x1FAF8, 0x1FA70}, {0x1FBCB, 0x1FBEF, 0x1D100}, {0x2B739, 0x2B739, 0x30000},
     {0x2EBF0, 0x2EE5D, 0x30000}, {0x31350, 0x323AF, 0x30000}};
 
-struct Range {
-  char32_t first, last;
-};
 // Marks and punctuation too new to count as such; other characters in these ranges do not matter.
-constexpr Range kNewAccents[] = {
+constexpr CharRange kNewAccents[] = {
     {0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x8D3},     {0x9FE, 0x9FE},
     {0xAFA, 0xAFF},     {0xB53, 0xB55},     {0xC04, 0xC3C},     {0xCF3, 0xD00},
     {0xD3B, 0xD3C},     {0xD81, 0xD81},     {0xEBA, 0xEBA},     {0xECE, 0xECE},
@@ -76,7 +73,7 @@ constexpr Range kNewAccents[] = {
     {0x1145E, 0x1145E}, {0x1182C, 0x11B67}, {0x11D31, 0x1612F}, {0x16F4F, 0x16F4F},
     {0x16F7F, 0x16F87}, {0x16FE4, 0x16FF1}, {0x1CF00, 0x1D128}, {0x1D250, 0x1D281},
     {0x1E08F, 0x1E6F5}};
-constexpr Range kNewBertMarks[] = {
+constexpr CharRange kNewBertMarks[] = {
     {0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x8E1},     {0x9FE, 0x9FE},
     {0xAFA, 0xAFF},     {0xB53, 0xB55},     {0xC04, 0xC3C},     {0xD00, 0xD00},
     {0xD3B, 0xD3C},     {0xD81, 0xD81},     {0xEBA, 0xEBA},     {0xECE, 0xECE},
@@ -86,11 +83,11 @@ constexpr Range kNewBertMarks[] = {
     {0x1123E, 0x11241}, {0x1133B, 0x1133B}, {0x113BB, 0x1145E}, {0x1182F, 0x1612F},
     {0x16F4F, 0x16F4F}, {0x16FE4, 0x16FE4}, {0x1CF00, 0x1D128}, {0x1D25B, 0x1D25C},
     {0x1E000, 0x1E6F5}, {0x1E944, 0x1E94A}};
-constexpr Range kNewBertPunctuation[] = {{0x61D, 0x61D},     {0x9FD, 0xA76},     {0xC77, 0xC84},
-                                         {0x1B4E, 0x1B4F},   {0x1B7D, 0x1B7F},   {0x2E43, 0x2E63},
-                                         {0x10D6E, 0x10F89}, {0x113D4, 0x1145D}, {0x11660, 0x116B9},
-                                         {0x1183B, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16D6D, 0x16FE2},
-                                         {0x1E5FF, 0x1E95F}};
+constexpr CharRange kNewBertPunctuation[] = {
+    {0x61D, 0x61D},     {0x9FD, 0xA76},     {0xC77, 0xC84},     {0x1B4E, 0x1B4F},
+    {0x1B7D, 0x1B7F},   {0x2E43, 0x2E63},   {0x10D6E, 0x10F89}, {0x113D4, 0x1145D},
+    {0x11660, 0x116B9}, {0x1183B, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16D6D, 0x16FE2},
+    {0x1E5FF, 0x1E95F}};
 
 template <class Table>
 auto find_range(const Table& table, char32_t c) {
@@ -122,14 +119,18 @@ char32_t known_stand_in(char32_t c) {
   return found == std::end(kStandIns) ? c : found->known;
 }
 
-bool with_known_characters(std::string_view text, std::string& out) {
+bool with_known_characters(std::string_view text, const std::vector<CharRange>& ranges,
+                           std::string& out) {
   out.clear();
   for (size_t pos = 0; pos + 2 < text.size(); ++pos) {
     const auto first = static_cast<unsigned char>(text[pos]);
     if (first < 0xE0 || !(kSecondBytes[first & 31] >> (text[pos + 1] & 63) & 1)) continue;
     const Utf8Char c = utf8_decode(text, pos);
     const char32_t known = known_stand_in(c.cp);
-    if (known == c.cp) continue;
+    const auto separates = [&](const CharRange& r) {
+      return (r.first <= c.cp && c.cp <= r.last) != (r.first <= known && known <= r.last);
+    };
+    if (known == c.cp || std::any_of(ranges.begin(), ranges.end(), separates)) continue;
     if (out.empty()) out = text;
     std::string one;
     utf8_append(one, known);
@@ -165,6 +166,9 @@ bool is_bert_accent(char32_t c) {
   return (is_nonspacing_mark(c) && !in_ranges(kNewBertMarks, c)) || c == 0x1734 || c == 0x1171E;
 }
 bool is_bert_punctuation(char32_t c) {
+  if ((c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) ||
+      (c >= 123 && c <= 126))
+    return true;
   return (is_punctuation(c) && !in_ranges(kNewBertPunctuation, c)) || c == 0x166D || c == 0x111C9;
 }
 bool is_bert_control(char32_t c) {

@@ -321,6 +321,8 @@ class Cache(Folder):
         done = run("cache", "verify")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("is of another version of this program\n1 entries, 0 damaged, 1 of another version\n", done.stdout)
+        verified = run_json("cache", "verify", "--json")
+        self.assertEqual((verified["damaged"], verified["other_versions"], verified["entries"][0]["other_version"]), (0, 1, True))
         again, said = self.run_model()
         self.assertEqual(ids, again)
         self.assertIn("is of another version of this program; compiling the model again", said)

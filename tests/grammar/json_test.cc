@@ -172,6 +172,15 @@ TEST(JsonSchema, WhiteSpaceMayBeAPattern) {
   EXPECT_TRUE(Grammar(json_object_grammar("\n?"), byte_vocabulary()).matches("{\n\"x\":\n1}"));
   for (const char* bad : {"x?", "[^a]", ".", "("})
     EXPECT_THROW(json_schema_grammar(Value(true), bad), Error) << bad;
+  // It would see what follows the white space.
+  for (const char* bad : {"(?!\n)\\s?", "^(?= )[ ]?"}) {
+    try {
+      json_object_grammar(bad);
+      FAIL() << bad;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("look-around"), std::string::npos) << e.what();
+    }
+  }
 }
 
 // Bounded time, and a message that says what is too much.

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "tests/grammar/test_vocabulary.h"
+#include "text/grammar/look_ahead.h"
 #include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
@@ -102,6 +103,10 @@ TEST(Regex, RejectsWhatIsNotAvailable) {
       {"\\p{Script=Greek}", "not available"},
       {"a\\", "ends with a backslash"},
       {"\xFF", "not valid UTF-8"},
+      // The pattern and the position are those of the caller, also where look-ahead was removed.
+      {"^(?!ab)x(", "'^(?!ab)x(', character 10: ')' is expected"},
+      {"(?!\xC3\xA9)(?=a**)b", "character 11: a repetition follows"},
+      {"^(?!a)(?i)b", "look-around and flags"},
   };
   for (const auto& [pattern, message] : bad) {
     try {
@@ -115,6 +120,28 @@ TEST(Regex, RejectsWhatIsNotAvailable) {
                Error);
   // Exponentially many states when it is made deterministic.
   EXPECT_THROW(complement(parse_regex("(a|b)*a(a|b){30}", RegexUse::kWhole)), Error);
+}
+
+TEST(Regex, LimitsLookAhead) {
+  const auto pattern = [](size_t conditions) {
+    std::string out;
+    for (size_t i = 0; i < conditions; ++i)
+      out += fmt::format("(?!{})", static_cast<char>('a' + i % 26));
+    return out + "[a-z]*";
+  };
+  const CharFsm fsm = parse_regex(pattern(kMaxLookAheads), RegexUse::kWhole);
+  EXPECT_TRUE(fsm.matches(std::string_view("za")));
+  EXPECT_FALSE(fsm.matches(std::string_view("pa")));  // the last condition
+  for (size_t conditions : {kMaxLookAheads + 1, size_t{20'000}}) {
+    try {
+      parse_regex(pattern(conditions), RegexUse::kWhole);
+      FAIL() << conditions;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("character 81: there are more than 16 look-aheads"),
+                std::string::npos)
+          << e.what();
+    }
+  }
 }
 
 TEST(CharFsm, Operations) {

@@ -241,9 +241,13 @@ class Responses(Compat):
         data = self.post(self.PATH, {"input": "[say x]", "tools": [*self.TOOLS, *hosted], "tool_choice": "auto"})
         self.assertEqual(data["tools"], self.TOOLS)
         # A call and its result as input.
-        items = [{"role": "user", "content": "[say sum]"}, {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        items = [{"role": "user", "content": "[say sum]"}, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                 {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
                  {"type": "function_call_output", "call_id": "c1", "output": "3"}]
-        self.assertEqual(self.post(self.PATH, {"input": items, "tools": self.TOOLS})["output"][0]["content"][0]["text"], "sum")
+        data = self.post(self.PATH, {"input": items, "tools": self.TOOLS})
+        self.assertEqual(data["output"][0]["content"][0]["text"], "sum")
+        listed = self.server.json("GET", f"{self.PATH}/{data['id']}/input_items?order=asc")[1]["data"]
+        self.assertEqual([item["id"].split("_")[0] for item in listed], ["msg", "rs", "fc", "fco"])
 
     def test_errors(self):
         for body, param in (({}, "input"), ({"input": 3}, "input"), ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),

@@ -230,6 +230,17 @@ class ToolFormats(unittest.TestCase):
         "gemma": "<start_function_call>call:add{a:1}<end_function_call>",
     }
 
+    def test_unknown_fields_hide_no_other_notices(self):
+        server = Server(env={"TOKAMAK_LOG": "info"})
+        try:
+            for more in ({f"odd{i}": 1 for i in range(400)}, {"guided_json": {"type": "string", "format": "shoe-size"}}):
+                status, data = server.json("POST", "/v1/completions", {"prompt": "[say x]", "max_tokens": 1, **more})
+                self.assertEqual(status, 200, data)
+        finally:
+            log = server.stop()
+        self.assertEqual(log.count("unknown request field"), 256)
+        self.assertIn("'shoe-size' is not known", log)
+
     def test_calls(self):
         tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
         for name, text in self.CASES.items():
@@ -255,6 +266,10 @@ class ToolFormats(unittest.TestCase):
                         continue
                     forced = server.json("POST", "/v1/chat/completions", chat(f"[obey][say {text}]", tools=tools, tool_choice="required", max_tokens=300))[1]["choices"][0]
                     self.assertEqual((forced["finish_reason"], forced["message"]["tool_calls"][0]["function"]["name"]), ("tool_calls", "add"), forced)
+                    # A tool has two spellings with the same grammar, whose warning is sent once: request() rejects a second header.
+                    odd = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "string", "format": "color"}}}}}]
+                    status, headers, _ = server.request("POST", "/v1/chat/completions", chat("[say x]", tools=odd, tool_choice="required", max_tokens=2))
+                    self.assertEqual((status, "'color' is not known" in headers["x-tokamak-warning"]), (200, True), headers)
             finally:
                 server.stop()
 

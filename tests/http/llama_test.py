@@ -135,6 +135,7 @@ class Llama(Compat):
         props = self.server.json("GET", "/props")[1]
         self.assertEqual((props["default_generation_settings"]["n_ctx"], props["total_slots"]), (4096, 4))
         self.assertIn("messages", props["chat_template"])
+        self.assertIs(props["has_sampling_defaults"], False)
         self.assertEqual([s["is_processing"] for s in self.server.json("GET", "/slots")[1]], [False] * 4)
 
     def test_infill_needs_a_model_for_it(self):

@@ -146,8 +146,8 @@ class Page(Browser):
         page.locator("#temperature").fill("0")
         self.assertEqual(ask(), (0, 0.95))
         page.locator("#temperature").fill("")
-        params = {"temperature": 0.3, "top_p": 1, "top_k": 0, "min_p": 0}
-        page.route("**/props", lambda route: route.fulfill(json={"default_generation_settings": {"params": params}}))
+        params = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0}  # also where it says what is the default anyway
+        page.route("**/props", lambda route: route.fulfill(json={"default_generation_settings": {"params": params}, "has_sampling_defaults": True}))
         page.reload()
         self.until(page, "document.getElementById('model').value === 'fake'")
         self.assertEqual(ask(), (None, None))

@@ -204,6 +204,12 @@ class Protocol(unittest.TestCase):
                     status, _, body = parse(answer)
                     texts = [e["choices"][0]["text"] for e in chunks(body)] if stream else [json.loads(body)["choices"][0]["text"]]
                     self.assertEqual("".join(texts), "hello")
+        with contextlib.closing(self.server.connect()) as s:  # lines of JSON: in the middle of a stream that has no pings
+            s.sendall(encode("POST", "/api/chat", chat("[slow 30] [say hello]")))
+            head = read_until(s, b"\r\n\r\n")
+            s.shutdown(socket.SHUT_WR)
+            lines = parse(head + read_all(s))[2].splitlines()
+            self.assertEqual("".join(json.loads(line)["message"]["content"] for line in lines), "hello")
         with contextlib.closing(self.server.connect()) as s:
             s.sendall(ask(False) + tokens + ask(True))
             s.shutdown(socket.SHUT_WR)

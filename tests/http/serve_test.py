@@ -23,9 +23,9 @@ LLAMA = TINY / "llama.gguf"
 class Serve:
     """A server process on a free port; stopped by SIGTERM, which must end it with 0."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, cwd=None):
         self.process = subprocess.Popen([BINARY, "serve", *map(str, args), "--port", "0"], stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True)
+                                        stderr=subprocess.STDOUT, text=True, cwd=cwd)
         self.output = ""
         while "ready at" not in self.output:
             line = self.process.stdout.readline()
@@ -363,8 +363,10 @@ class Flags(unittest.TestCase):
             known = json.loads(config.read_text()) if config.exists() else {}
             templates = [{"name": name, "template": name + " {{ messages[0].content }}"} for name in ("default", "rag")]
             config.write_text(json.dumps({**known, "chat_template": templates}))
-            for flags, text in (([], "default x"), (["--chat-template", "rag"], "rag x")):
-                with Serve(copy, *flags) as s:
+            (pathlib.Path(folder) / "rag").mkdir()  # a folder is not a template
+            inline = "{#" + 5000 * "-" + "#}inline {{ messages[0].content }}"  # too long for the name of a file
+            for flags, text in (([], "default x"), (["--chat-template", "rag"], "rag x"), (["--chat-template", inline], "inline x")):
+                with Serve(copy, *flags, cwd=folder) as s:
                     self.assertEqual(s.post("/apply-template", messages=[{"role": "user", "content": "x"}])[2]["prompt"], text)
             done = subprocess.run([BINARY, "serve", copy, "--port", "0", "--chat-template", "none"], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 2)
@@ -408,9 +410,13 @@ class Flags(unittest.TestCase):
                 self.assertEqual(s.post("/apply-template", messages=[{"role": "user", "content": "x"}])[2]["prompt"], "<user>x")
                 with self.assertRaises(urllib.error.HTTPError):
                     s.get("/")
+                self.assertIs(json.loads(s.get("/props"))["has_sampling_defaults"], True)
         with Serve(LLAMA) as s:
             self.assertIn("<html", s.get("/"))
-        for flags in (["--temperature", "9"], ["--chat-template", "none.jinja"]):
+            self.assertIs(json.loads(s.get("/props"))["has_sampling_defaults"], False)
+        with Serve(LLAMA, "--temperature", "1") as s:  # given, although it is the default
+            self.assertIs(json.loads(s.get("/props"))["has_sampling_defaults"], True)
+        for flags in (["--temperature", "9"], ["--chat-template", "none.jinja"], ["--chat-template", "{% if %}"]):
             done = subprocess.run([BINARY, "serve", LLAMA, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 2, flags)
 

@@ -57,6 +57,10 @@ class Structured(unittest.TestCase):
             self.assertIn("'shoe-size' is not known", r.headers["x-tokamak-warning"])
         self.assertNotIn("x-tokamak-warning", self.server.post("/v1/completions", prompt="x", max_tokens=1, guided_json=SCHEMA)[1])
         self.refused("response_format.json_schema.schema", "invalid_value", response_format=form(strict=True))
+        many = {"type": "object", "properties": {f"p{i}": {"type": "string", "format": f"odd-{i}"} for i in range(12)}}
+        headers = self.server.post("/v1/completions", prompt="x", max_tokens=1, guided_json=many)[1]
+        self.assertEqual(len(set(headers.get_all("x-tokamak-warning"))), len(headers.get_all("x-tokamak-warning")))
+        self.assertEqual(len(headers.get_all("x-tokamak-warning")), 8)
 
     def test_anthropics_way_to_ask_for_a_schema(self):
         ended, form = 0, {"type": "json_schema", "schema": SCHEMA}

@@ -233,13 +233,28 @@ TEST(Normalizer, FormsAreThoseOfTheVocabularies) {
   EXPECT_EQ(apply("NFKC", ""), "");
 }
 
+std::vector<std::string> matches(std::string_view pattern, std::string_view text) {
+  std::vector<std::string> out;
+  Regex(pattern).for_each(
+      text, [&](Regex::Match m) { out.emplace_back(text.substr(m.begin, m.end - m.begin)); });
+  return out;
+}
+
+// Also beside classes, which are matched with stand-ins such as U+30000, U+2400 and U+1FA70.
+TEST(Regex, NamedCharactersAreThemselves) {
+  using List = std::vector<std::string>;
+  EXPECT_EQ(matches(R"(\d|[\x{2EBF0}-\x{2EE5D}])", "1\U0002EBF0\U00030000"),
+            (List{"1", "\U0002EBF0"}));
+  EXPECT_EQ(matches(R"([-\x{2EBF0}]\s)", "\U00030000 \U0002EBF1 \U0002EBF0 - "),
+            (List{"\U0002EBF0 ", "- "}));
+  EXPECT_EQ(matches(R"(\s|🩷+|\u2FFC)", "🩷🩷🩰 🫩\u2FFC\u2400"),
+            (List{"🩷🩷", " ", "\u2FFC"}));
+  EXPECT_EQ(matches(R"(\s|🩰)", "🩷 🩰"), (List{" ", "🩰"}));
+  EXPECT_EQ(matches(R"(\p{L}|[\x{1F300}-\x{1FAFF}])", "Ɤ🩷"), (List{"Ɤ", "🩷"}));
+  EXPECT_EQ(matches(regex_escape("🩷."), "🩰.🩷."), List{"🩷."});
+}
+
 TEST(Regex, SyntaxOfTokenizers) {
-  const auto matches = [](std::string_view pattern, std::string_view text) {
-    std::vector<std::string> out;
-    Regex(pattern).for_each(
-        text, [&](Regex::Match m) { out.emplace_back(text.substr(m.begin, m.end - m.begin)); });
-    return out;
-  };
   using List = std::vector<std::string>;
   EXPECT_EQ(matches(R"(\s+)", "a \xE1\xA0\x8E b"), (List{" ", " "}));  // U+180E is not a space
   EXPECT_EQ(matches(R"([\p{P}\p{S}]+)", "a🩷!b"), List{"🩷!"});    // U+1FA77, of Unicode 15

@@ -157,8 +157,9 @@ TK_INLINE int32x4_t tile_dot(const int8x16_t* w, const int8x16_t* x, int32x4_t s
   return vmlaq_s32(vmulq_s32(a, s0), b, s1);
 }
 
-// One activation row in both columns of the tile; every second sum is dropped. sums[kPanel] += .
-// Not inlined: compilers spill the sums of two calls.
+// One activation row: sums[kPanel] += . Formats of kSingleLoop have a loop in assembly
+// (qsingle_i8mm.inc); for the others the row is in both columns of the tile, and every second sum
+// is dropped. Not inlined: compilers spill the sums of two calls.
 template <int F>
 __attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* x, int64_t blocks,
                                            float* sums) {

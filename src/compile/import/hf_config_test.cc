@@ -279,6 +279,21 @@ TEST(HfConfig, Defaults) {
               HasSubstr("partial_rotary_factor"));
 }
 
+TEST(HfConfig, SectionsOfRotationsAreFewAndSmall) {
+  HfModel m;
+  m.llama();
+  auto error = [&](const Value& json) {
+    return error_of([&] { config_from_hf(json, m.table, "folder"); });
+  };
+  for (const char* sections : {"1e300", "-1", "1.5", "1,1,1,1,1"})
+    EXPECT_THAT(error(config(
+                    "llama",
+                    fmt::format(R"(,"rope_scaling":{{"rope_type":"default","mrope_section":[{}]}})",
+                                sections))),
+                HasSubstr("at most four integers"))
+        << sections;
+}
+
 TEST(HfConfig, SaysWhatIsWrong) {
   HfModel m;
   m.llama();
@@ -298,13 +313,6 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("llama with 8 experts is not supported"));
   EXPECT_THAT(error(config("deepseek_v3")), HasSubstr("no kv_lora_rank"));
   EXPECT_THAT(error(config("llama", R"(,"rope_scaling":{"type":"spiral"})")), HasSubstr("spiral"));
-  for (const char* sections : {"1e300", "-1", "1.5", "1,1,1,1,1"})
-    EXPECT_THAT(error(config(
-                    "llama",
-                    fmt::format(R"(,"rope_scaling":{{"rope_type":"default","mrope_section":[{}]}})",
-                                sections))),
-                HasSubstr("at most four integers"))
-        << sections;
   EXPECT_THAT(error(config("llama", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
               HasSubstr("llama_4_scaling_beta"));
   EXPECT_THAT(error(config("ministral3", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),

@@ -99,6 +99,18 @@ double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
   return share;
 }
 
+// How much of a head images rotate by time, height and width.
+std::vector<int64_t> rope_sections(const Fields& p, int64_t dims) {
+  std::vector<int64_t> sections;
+  for (double n : p.numbers("mrope_section")) {
+    if (!(n >= 0 && n <= static_cast<double>(dims / 2)) || n != std::floor(n) ||
+        sections.size() == 4)
+      p.wrong("mrope_section", "at most four integers up to half of the rotated values of a head");
+    sections.push_back(static_cast<int64_t>(n));
+  }
+  return sections;
+}
+
 }  // namespace
 
 void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
@@ -128,12 +140,7 @@ void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
   }
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * rotated_share(f, p, c));
   if (c.latent.rank > 0) dims = c.latent.rope;
-  for (double n : p.numbers("mrope_section")) {
-    if (!(n >= 0 && n <= static_cast<double>(dims / 2)) || n != std::floor(n) ||
-        c.rope_sections.size() == 4)
-      f.wrong("mrope_section", "at most four integers up to half of the rotated values of a head");
-    c.rope_sections.push_back(static_cast<int64_t>(n));
-  }
+  c.rope_sections = rope_sections(p, dims);
   const Value* full = p.find({"full_attention"});
   const Value usual_full =
       Value::Object{{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}};

@@ -361,6 +361,7 @@ http::Response props(const Api& api) {
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   Value value = Value::object();
   value.set("default_generation_settings", default_settings(model));
+  value.set("has_sampling_defaults", model.has_defaults);  // for the page; not in llama.cpp
   value.set("total_slots", model.max_sequences);
   value.set("model_alias", model.name);
   value.set("model_path", model.name);

@@ -99,12 +99,19 @@ void add_input(Fields& fields, Value& messages) {
     add_item(input.as_array()[i], fmt::format("input[{}]", i), messages);
 }
 
+const char* item_prefix(std::string_view item_type) {
+  return item_type == "function_call"          ? "fc_"
+         : item_type == "function_call_output" ? "fco_"
+         : item_type == "reasoning"            ? "rs_"
+                                               : "msg_";
+}
+
 // Adds a request's input as items that have an id, as a client may list them.
 void list_input(const Value& input, Value& out) {
   auto add = [&](Value item) {
     if (!item.has("type")) item.set("type", "message");
     if (const Value* id = item.find("id"); id == nullptr || !id->is_string())
-      item.set("id", new_id("msg_"));
+      item.set("id", new_id(item_prefix(item.get_string("type", ""))));
     const Value* content = item.find("content");
     if (content != nullptr && content->is_string()) {
       bool own = item.get_string("role", "") == "assistant";

@@ -167,10 +167,12 @@ void Turn::on_gone(std::function<void()> callback) {
 }
 
 void Turn::probe() {
-  ping();
   std::unique_lock lock(mutex_);
-  if (state_ != State::kWaiting || gone_ || traits_.websocket) return;
-  begin_head();
+  if (state_ == State::kDone || gone_ || traits_.websocket) return;
+  if (state_ == State::kWaiting)
+    begin_head();
+  else  // lines of JSON have no pings, but may begin with a space
+    append_chunk(ping_.empty() ? " " : std::string_view(ping_));
   notify(lock);
 }
 

@@ -50,8 +50,9 @@ class Turn {
   Taken take(std::string& out);  // replaces out with the unsent bytes
   bool overflowed() const;       // the client is further behind than allowed
   void ping();                   // into the stream, if one is open
-  // Sends something at once that any answer has: the first bytes of its head, or a ping. A client
-  // that has closed the connection answers with a reset.
+  // Sends something at once that any answer may have: the first bytes of its head, a ping, or a
+  // space before a line of JSON. A client that has closed the connection answers with a reset.
+  // Does nothing for a WebSocket.
   void probe();
   void set_gone();
   void set_stopping();

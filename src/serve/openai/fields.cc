@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -155,21 +156,23 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-void log_once(std::string_view text) {
+void log_once(Notice kind, std::string_view text) {
   constexpr size_t kMaxTexts = 256, kMaxLength = 200;
   static std::mutex mutex;
-  static std::set<std::string> logged;
+  static std::map<Notice, std::set<std::string>> logged;
   std::string line = printable(text.substr(0, kMaxLength));
   {
     std::lock_guard lock(mutex);
-    if (logged.size() >= kMaxTexts || !logged.insert(line).second) return;
+    std::set<std::string>& texts = logged[kind];
+    if (texts.size() >= kMaxTexts || !texts.insert(line).second) return;
   }
   log::info("{}", line);
 }
 
 void log_unknown_fields(const std::vector<std::string>& names) {
   for (const std::string& name : names)
-    log_once(fmt::format("unknown request field '{}' ignored", name.substr(0, 64)));
+    log_once(Notice::kUnknownField,
+             fmt::format("unknown request field '{}' ignored", name.substr(0, 64)));
 }
 
 }  // namespace tokamak::openai

@@ -46,11 +46,13 @@ class Fields {
 [[noreturn]] void wrong_type(const std::string& param, std::string_view expected, const Value& got);
 int64_t checked_integer(const std::string& param, const Value& value, int64_t low, int64_t high);
 
-// Logs each unknown field once, for at most a few hundred names.
+// Logs each unknown field once.
 void log_unknown_fields(const std::vector<std::string>& names);
 // `text` in printable ASCII, for logs and headers.
 std::string printable(std::string_view text);
-// The printable text, once; a client cannot fill the log.
-void log_once(std::string_view text);
+// Logs the printable text once, and at most 256 texts of a kind: a client can choose texts, but
+// cannot fill the log, nor use up the limit of another kind.
+enum class Notice : uint8_t { kUnknownField, kSchema, kTools };
+void log_once(Notice kind, std::string_view text);
 
 }  // namespace tokamak::openai

@@ -406,17 +406,24 @@ void Generation::break_off(const Delta& delta) {
 // The client's id if it sent one: in the header, which every answer repeats, or in the body. What
 // the grammar leaves out.
 void Generation::add_headers(http::Headers& headers) const {
+  constexpr size_t kMaxWarnings = 8;  // clients and proxies limit the size of all headers
   const GenerationParams& p = request_.params;
+  std::vector<std::string> warnings;
+  auto add = [&](std::string text) {
+    if (warnings.size() < kMaxWarnings &&
+        std::find(warnings.begin(), warnings.end(), text) == warnings.end())
+      warnings.push_back(std::move(text));
+  };
   auto warn = [&](const std::shared_ptr<const grammar::Grammar>& grammar) {
     if (grammar == nullptr) return;
-    for (const std::string& note : grammar->notes())
-      headers.emplace_back("X-Tokamak-Warning", printable(note.substr(0, 200)));
+    for (const std::string& note : grammar->notes()) add(printable(note.substr(0, 200)));
   };
-  if (!p.warning.empty()) headers.emplace_back("X-Tokamak-Warning", p.warning);
+  if (!p.warning.empty()) add(p.warning);
   warn(p.grammar);
   warn(p.call_grammar);
   for (const NamedCall& c : p.named_calls) warn(c.grammar);
   for (const MessageForm& m : p.messages) warn(m.grammar);
+  for (std::string& text : warnings) headers.emplace_back("X-Tokamak-Warning", std::move(text));
   const std::string& own = request_.params.request_id;
   if (exchange_->request().request_id().empty())
     headers.emplace_back("X-Request-Id", own.empty() ? shape_->id() : own);

@@ -229,6 +229,60 @@ TEST(Prepare, CallsInOtherFormats) {
   }
 }
 
+// A format that is not known is an error in strict tools, if they may be called; not in others.
+TEST(Prepare, AStrictToolLeavesOthersAsTheyAre) {
+  const std::string a = R"({"type": "function", "function": {"name": "a"}})",
+                    b = R"({"type": "function", "function": {"name": "b"}})";
+  struct Case {
+    std::string choice;
+    const char *strict_format, *other_format;
+    bool rejected;
+  };
+  const Case cases[] = {{R"("required")", "date", "color", false},
+                        {R"("required")", "color", "date", true},
+                        {b, "color", "color", false},
+                        {a, "date", "color", false},
+                        {a, "color", "date", true}};
+  for (const ToolFormat& format : tool_formats()) {
+    ServedModel model = fake_model(nullptr);
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    model.tool_format = &format;
+    auto shared = std::make_shared<const ServedModel>(std::move(model));
+    auto tool = [](const char* name, bool strict, const char* string_format) {
+      return fmt::format(
+          R"({{"type": "function", "function": {{"name": "{}", "strict": {}, "parameters": {{
+              "properties": {{"x": {{"type": "string", "format": "{}"}}}}, "required": ["x"]}}}}}})",
+          name, strict, string_format);
+    };
+    for (const Case& c : cases) {
+      SCOPED_TRACE(fmt::format("{} {} {}", format.name, c.choice, c.strict_format));
+      auto prepare = [&] {
+        return prepare_chat(
+            parse_json(fmt::format(R"({{"messages": [{{"role": "user", "content": "x"}}],
+                                        "tool_choice": {}, "tools": [{}, {}]}})",
+                                   c.choice, tool("a", true, c.strict_format),
+                                   tool("b", false, c.other_format))),
+            shared);
+      };
+      if (c.rejected) {
+        EXPECT_THROW(prepare(), ApiError);
+        continue;
+      }
+      Prepared p = prepare();
+      if (p.params.grammar == nullptr) continue;  // Harmony has messages instead
+      EXPECT_EQ(p.params.grammar->notes().size(), c.choice == a ? 0u : 1u);
+      if (format.name == "hermes") continue;  // written differently
+      auto matches = [&](const char* name, const char* x) {
+        return p.params.grammar->matches(
+            fmt::format(R"({{"name": "{}", "parameters": {{"x": "{}"}}}})", name, x));
+      };
+      EXPECT_EQ(matches("a", "2024-01-02"), c.choice != b);
+      EXPECT_FALSE(matches("a", "red"));
+      EXPECT_EQ(matches("b", "red"), c.choice != a);
+    }
+  }
+}
+
 TEST(Choice, SplitsTokensAnyWayWithTheSameResult) {
   Prepared p =
       completion(R"({"prompt": "x", "stop": ["ow", "zzz"], "logprobs": 0, "max_tokens": 40})");

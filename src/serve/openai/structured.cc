@@ -71,7 +71,7 @@ class Constraint {
     }
     try {
       auto grammar = model.grammars->get(source);
-      for (const std::string& note : grammar->notes()) log_once(note);
+      for (const std::string& note : grammar->notes()) log_once(Notice::kSchema, note);
       return grammar;
     } catch (const Error& e) {
       if (e.code() == ErrorCode::kInternal) throw;
@@ -240,6 +240,38 @@ Value call_schema(const Value& function, const JsonCallFormat& format, const std
                        {"properties", std::move(properties)},
                        {"required", std::move(required)},
                        {"additionalProperties", false}};
+}
+
+// A call of one of the tools. `forced`: arguments follow the schema in all of them, not only in
+// strict ones.
+std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& tools,
+                                                          const JsonCallFormat& format, bool forced,
+                                                          const ServedModel& model) {
+  auto compile = [&](bool all, bool strict) {
+    std::string_view list = format.list ? "/items" : "";
+    Value calls = Value::array();
+    for (const Value& tool : tools) {
+      std::string path =
+          fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format.arguments);
+      calls.push(call_schema(tool.at("function"), format, path, all || is_strict(tool)));
+    }
+    Value schema = Value::Object{{"anyOf", std::move(calls)}};
+    if (format.list)
+      schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
+    GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
+    source.before = fmt::format("{}{}", forced ? format.mark : "", format.before);
+    source.after = format.after;
+    source.strict = strict;
+    Constraint constraint;
+    constraint.set("tools", std::move(source));
+    return constraint.compile(model);
+  };
+  const bool any = std::any_of(tools.begin(), tools.end(), is_strict);
+  const bool every = std::all_of(tools.begin(), tools.end(), is_strict);
+  // A grammar is strict as a whole. If only some of the tools are, these are checked first, while
+  // the arguments of the others are any object.
+  if (forced && any && !every) compile(false, true);
+  return compile(forced, !forced || every);
 }
 
 // Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it
@@ -412,28 +444,13 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
     out.warning = fmt::format(
         "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
         model.tool_format == nullptr ? "" : fmt::format(" ({})", model.tool_format->name));
-    log_once(out.warning);
+    log_once(Notice::kTools, out.warning);
     return out;
   }
-  std::string_view list = format->list ? "/items" : "";
-  Value calls = Value::array();
-  for (const Value& tool : tools->as_array()) {
-    if (!name.empty() && tool.at("function").at("name").as_string() != name) continue;
-    std::string path =
-        fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format->arguments);
-    calls.push(call_schema(tool.at("function"), *format, path, out.forced || is_strict(tool)));
-  }
-  Value schema = Value::Object{{"anyOf", std::move(calls)}};
-  if (format->list)
-    schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
-  GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
-  source.before = out.forced ? std::string(format->mark) + std::string(format->before)
-                             : std::string(format->before);
-  source.after = format->after;
-  source.strict = strict;
-  Constraint constraint;
-  constraint.set("tools", std::move(source));
-  out.grammar = constraint.compile(model);
+  Value::Array allowed;
+  for (const Value& tool : tools->as_array())
+    if (name.empty() || tool.at("function").at("name").as_string() == name) allowed.push_back(tool);
+  out.grammar = json_call_grammar(allowed, *format, out.forced, model);
   return out;
 }
 

@@ -257,8 +257,7 @@ const PLAIN = {temperature: 0.7, topP: 0.95};
 let plainModel = null;
 
 async function samplesPlainly() {
-  const {temperature, top_p: topP, top_k: topK, min_p: minP} = (await getJson("/props")).default_generation_settings.params;
-  return temperature === 1 && topP === 1 && !topK && !minP;
+  return (await getJson("/props")).has_sampling_defaults === false;
 }
 
 async function loadModels() {

@@ -9,13 +9,17 @@ namespace {
 
 constexpr uint32_t kBlock = 1024;  // characters of a rule that long counts are built from
 
+CharFsm space_fsm(std::string_view pattern) {
+  return parse_regex(pattern, RegexUse::kWhole, {.inside = true});
+}
+
 }  // namespace
 
 JsonRules::JsonRules(Ir& ir, const std::optional<std::string>& space)
     : ir_(ir), space_regex_(space) {
   if (!space) return;
   CharFsm other = complement(parse_regex("[ \\t\\n\\r]*", RegexUse::kWhole));
-  if (!is_empty(intersect(parse_regex(*space, RegexUse::kWhole), other)))
+  if (!is_empty(intersect(space_fsm(*space), other)))
     fail(ErrorCode::kInvalidArgument,
          "the pattern of white space '{}' also matches other characters", *space);
 }
@@ -30,7 +34,7 @@ RuleId JsonRules::rule(RuleId& known, const char* name, ExprId (JsonRules::*body
 }
 
 ExprId JsonRules::space_body() {
-  if (space_regex_) return expr_of(ir_, parse_regex(*space_regex_, RegexUse::kWhole));
+  if (space_regex_) return expr_of(ir_, space_fsm(*space_regex_));
   ExprId indent = ir_.repeat(ir_.chars({{'\t', '\t'}, {' ', ' '}}), 0, 20);
   return ir_.optional(ir_.alt({ir_.bytes(" "), ir_.seq({ir_.bytes("\n"), indent})}));
 }

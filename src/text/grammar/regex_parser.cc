@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "text/grammar/look_ahead.h"
 #include "text/unicode.h"
 
 namespace tokamak::grammar {
@@ -19,22 +20,15 @@ struct Fragment {
 
 class RegexParser {
  public:
-  RegexParser(std::string_view pattern, RegexFlags flags) : original_(pattern), flags_(flags) {
-    if (!utf8_is_valid(pattern))
-      fail(ErrorCode::kInvalidArgument, "a regular expression is not valid UTF-8");
-    text_ = utf8_to_u32(pattern);
-    // (?i) at the beginning, as in Python.
-    while (peek() == '(' && peek(1) == '?' && is_flag(peek(2))) {
-      size_t before = pos_;
-      pos_ += 2;
-      RegexFlags own = flags_;
-      while (is_flag(peek())) set_flag(own);
-      if (!take(')')) {
-        pos_ = before;  // (?i:...)
-        break;
-      }
-      flags_ = own;
-    }
+  // Reads bytes begin..end of a pattern that is valid UTF-8; errors name the whole pattern and the
+  // position in it. `anchored`: the part matches where the text begins, as after ^.
+  RegexParser(std::string_view pattern, size_t begin, size_t end, bool anchored, RegexFlags flags)
+      : original_(pattern),
+        text_(utf8_to_u32(pattern.substr(0, end))),
+        pos_(utf8_length(pattern.substr(0, begin))),
+        anchored_(anchored),
+        flags_(flags) {
+    if (!anchored) leading_flags();
   }
 
   CharFsm parse(RegexUse use) {
@@ -43,6 +37,11 @@ class RegexParser {
       fsm_.add_edge(begin, {{0, kEndMark}}, begin);
     else
       begin = optional_mark(begin, kBeginMark);
+    if (anchored_) {
+      uint32_t after = fsm_.add_state();
+      fsm_.add_edge(begin, {{kBeginMark, kBeginMark}}, after);
+      begin = after;
+    }
     Fragment all = alternatives();
     if (!end()) error("')' has no '('");
     fsm_.empty[begin].push_back(all.begin);
@@ -65,11 +64,22 @@ class RegexParser {
     return true;
   }
 
-  [[noreturn]] void error(std::string_view what) const {
-    fail(ErrorCode::kInvalidArgument, "the regular expression '{}', character {}: {}",
-         original_.substr(0, 200), pos_ + 1, what);
-  }
+  [[noreturn]] void error(std::string_view what) const { regex_error(original_, pos_, what); }
 
+  // (?i) at the beginning, as in Python.
+  void leading_flags() {
+    while (peek() == '(' && peek(1) == '?' && is_flag(peek(2))) {
+      size_t before = pos_;
+      pos_ += 2;
+      RegexFlags own = flags_;
+      while (is_flag(peek())) set_flag(own);
+      if (!take(')')) {
+        pos_ = before;  // (?i:...)
+        break;
+      }
+      flags_ = own;
+    }
+  }
   static bool is_flag(char32_t c) { return c == 'i' || c == 's' || c == 'u'; }
   void set_flag(RegexFlags& flags) {
     flags.any_case |= peek() == 'i';
@@ -412,55 +422,12 @@ class RegexParser {
 
   std::string_view original_;
   std::u32string text_;
-  size_t pos_ = 0;
+  size_t pos_;
+  bool anchored_;
   int depth_ = 0;
   RegexFlags flags_;
   CharFsm fsm_;
 };
-
-// The end of the group or alternative that begins at `pos`: a `)` or, with `bars`, a `|` that is
-// not inside of another one; npos: none.
-size_t end_of_part(std::string_view pattern, size_t pos, bool bars) {
-  int depth = 0;
-  for (bool in_class = false; pos < pattern.size(); ++pos) {
-    const char c = pattern[pos];
-    if (c == '\\')
-      ++pos;
-    else if (in_class)
-      in_class = c != ']';
-    else if (c == '[')
-      in_class = true;
-    else if (c == '(')
-      ++depth;
-    else if ((c == ')' && depth-- == 0) || (bars && c == '|' && depth == 0))
-      return pos;
-  }
-  return pattern.npos;
-}
-
-// Look-ahead where the text begins, ^(?!a)b or ^(?=a)b, is one more condition on the whole text.
-// Moves it from the pattern to `conditions`, which match texts that must (not) be.
-struct LookAhead {
-  std::string pattern;
-  bool negative;
-};
-std::string without_look_ahead(std::string_view pattern, RegexUse use,
-                               std::vector<LookAhead>& conditions) {
-  std::string_view rest = pattern;
-  if (rest.starts_with('^'))
-    rest.remove_prefix(1);
-  else if (use == RegexUse::kSearch)
-    return std::string(pattern);
-  while (rest.starts_with("(?!") || rest.starts_with("(?=")) {
-    const size_t close = end_of_part(rest, 3, false);
-    if (close == rest.npos) break;
-    conditions.push_back({fmt::format("^(?:{})", rest.substr(3, close - 3)), rest[2] == '!'});
-    rest.remove_prefix(close + 1);
-  }
-  // Alternatives: the condition belongs to the first one.
-  if (end_of_part(rest, 0, true) != rest.npos) conditions.clear();
-  return conditions.empty() ? std::string(pattern) : fmt::format("^{}", rest);
-}
 
 }  // namespace
 
@@ -481,12 +448,13 @@ CodeSet any_case(const CodeSet& set) {
 }
 
 CharFsm parse_regex(std::string_view pattern, RegexUse use, RegexFlags flags) {
+  if (!utf8_is_valid(pattern))
+    fail(ErrorCode::kInvalidArgument, "a regular expression is not valid UTF-8");
   std::vector<LookAhead> conditions;
-  const std::string rest =
-      flags.inside ? std::string(pattern) : without_look_ahead(pattern, use, conditions);
-  CharFsm out = RegexParser(rest, flags).parse(use);
+  const size_t rest = flags.inside ? 0 : without_look_ahead(pattern, use, conditions);
+  CharFsm out = RegexParser(pattern, rest, pattern.size(), rest > 0, flags).parse(use);
   for (const LookAhead& c : conditions) {
-    CharFsm fsm = RegexParser(c.pattern, flags).parse(RegexUse::kSearch);
+    CharFsm fsm = RegexParser(pattern, c.begin, c.end, true, flags).parse(RegexUse::kSearch);
     out = intersect(out, c.negative ? complement(fsm) : fsm);
   }
   return out;

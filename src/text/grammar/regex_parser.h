@@ -18,9 +18,9 @@ struct RegexFlags {
 };
 
 // Characters, classes with Unicode properties, groups, alternatives, repetition, the anchors ^
-// and $, the flags (?i) and (?s), and look-ahead where the text begins: ^(?!a)b. Throws
-// Error(kInvalidArgument) for syntax errors and for what is not regular or not available (other
-// look-around, back-references, \b), with the offset.
+// and $, the flags (?i) and (?s), and look-ahead where the text begins: ^(?!a)b, at most
+// kMaxLookAheads times. Throws Error(kInvalidArgument) for syntax errors and for what is not
+// regular or not available (other look-around, back-references, \b), with the offset.
 CharFsm parse_regex(std::string_view pattern, RegexUse use, RegexFlags flags = {});
 
 // The set with the other case of each character, where that is one character, too.
