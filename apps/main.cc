@@ -121,7 +121,9 @@ std::string usage_error(const CLI::App& app, const CLI::Error& e) {
 void refuse_help_as_value(CLI::App& app) {
   const CLI::Validator check(
       [](const std::string& value) {
-        return value == "--help" ? std::string("--help is no value: use it alone") : std::string();
+        return value == "--help"
+                   ? std::string("--help is not a value; use it without other options")
+                   : std::string();
       },
       "");
   for (CLI::Option* option : app.get_options())

@@ -55,9 +55,9 @@ NewFile::NewFile(fs::path path, bool unnamed) : path_(std::move(path)) {
   }
   if (fs::exists(there) && !fs::is_regular_file(there))  // a device or a pipe is not replaced
     fail(ErrorCode::kInvalidArgument, "{} is not a regular file", path_.string());
-  // A link goes on pointing at the file, also at one that is not there yet.
-  constexpr int kMostLinks = 40;
-  for (int i = 0; i < kMostLinks && fs::is_symlink(path_, ec); ++i) {
+  // A symbolic link is kept and its target written, even if the target does not exist yet.
+  constexpr int kMaxLinks = 40;
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(path_, ec); ++i) {
     const fs::path target = fs::read_symlink(path_, ec);
     if (ec) {
       errno = ec.value();

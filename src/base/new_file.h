@@ -12,7 +12,7 @@ namespace tokamak {
 // sees all of it or the file that was there before. Until then it has no name (O_TMPFILE), and
 // nothing is left when the process ends, however it ends. File systems without unnamed files get a
 // temporary one beside it, which remove_orphaned_temporaries() deletes if the process was killed.
-// A link is followed, a device or a pipe refused (kInvalidArgument). One thread. Throws
+// Symbolic links are followed, devices and pipes refused (kInvalidArgument). One thread. Throws
 // Error(kUnavailable) naming the file and the reason.
 class NewFile {
  public:

@@ -46,32 +46,29 @@ CallMask::CallMask(CallMaskOptions options)
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
                    : -1) {
+  crossing_separators_.resize(options_.separators.size());
   const Tokenizer& tokenizer = *options_.tokenizer;
-  const auto size = static_cast<int32_t>(tokenizer.vocab_size());
-  for (int32_t id = 0; options_.mark.empty() && id < size; ++id) {
-    std::string bytes = tokenizer.piece_bytes(id);
-    size_t first = bytes.find_first_not_of(kBlanks);
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
+    const std::string bytes = tokenizer.piece_bytes(id);
+    size_t first = options_.mark.empty() ? bytes.find_first_not_of(kBlanks) : std::string::npos;
     if (first != std::string::npos && bytes[first] == '{') braces_.push_back(id);
+    add_crossing(crossing_, options_.mark, bytes, id);
+    for (size_t i = 0; i < options_.separators.size(); ++i)
+      add_crossing(crossing_separators_[i], options_.separators[i], bytes, id);
   }
-  if (!options_.mark.empty()) crossing_ = crossing_of(options_.mark);
-  for (const std::string& s : options_.separators) crossing_separators_.push_back(crossing_of(s));
   choices_.assign(static_cast<size_t>(options_.choices), start());
 }
 
-CallMask::Crossing CallMask::crossing_of(const std::string& mark) const {
-  Crossing out(mark.size());
-  const Tokenizer& tokenizer = *options_.tokenizer;
-  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
-    std::string bytes = tokenizer.piece_bytes(id);
-    size_t last = bytes.find(mark.back());
-    if (last == std::string::npos || last + 1 == bytes.size()) continue;
-    for (size_t k = 0; k < mark.size(); ++k) {
-      std::string text = mark.substr(0, k) + bytes;
-      size_t at = text.find(mark);
-      if (at != std::string::npos && at + mark.size() < text.size()) out[k].push_back(id);
-    }
+void CallMask::add_crossing(Crossing& to, const std::string& mark, const std::string& bytes,
+                            int32_t id) {
+  to.resize(std::max<size_t>(mark.size(), 1));
+  size_t last = mark.empty() ? std::string::npos : bytes.find(mark.back());
+  if (last == std::string::npos || last + 1 == bytes.size()) return;
+  for (size_t k = 0; k < mark.size(); ++k) {
+    std::string text = mark.substr(0, k) + bytes;
+    size_t at = text.find(mark);
+    if (at != std::string::npos && at + mark.size() < text.size()) to[k].push_back(id);
   }
-  return out;
 }
 
 CallMask::Progress CallMask::start() const {

@@ -65,7 +65,8 @@ class CallMask final : public AnswerMask<CallProgress> {
   // By the number of bytes of a mark that the text ends with: tokens that contain its rest and
   // more, which the grammar could not check.
   using Crossing = std::vector<std::vector<int32_t>>;
-  Crossing crossing_of(const std::string& mark) const;
+  static void add_crossing(Crossing& to, const std::string& mark, const std::string& bytes,
+                           int32_t id);
   Crossing crossing_;
   std::vector<Crossing> crossing_separators_;
   std::vector<int32_t> braces_;  // tokens that begin a call, without a mark

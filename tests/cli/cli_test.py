@@ -49,7 +49,7 @@ class Help(unittest.TestCase):
         for args in ([], ["fly"], ["run"], ["run", LLAMA], ["run", LLAMA, "x", "--temperature", "hot"],
                      ["run", LLAMA, "x", "--backend", "abacus"], ["bench"], ["rag", "ask", TINY, "x", "-m", LLAMA, "--max-tokens", "5"]):
             self.expect_usage_error(*args)
-        self.assertIn("--help is no value", run("compile", LLAMA, "-o", "--help").stderr)
+        self.assertIn("--help is not a value", run("compile", LLAMA, "-o", "--help").stderr)
 
     def test_bad_numbers(self):
         for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf", "2.5")),

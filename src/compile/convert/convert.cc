@@ -165,8 +165,12 @@ void check_same(const ModelConfig& before, const fs::path& path, const fs::path&
   std::string difference;
   try {
     difference = config_difference(import_model(path).config, before);
-  } catch (const Error&) {  // the message would name a file that has no name yet
-    difference = "the parts";
+  } catch (const Error& e) {
+    std::string cause = e.what();  // names the file, which has another name yet
+    if (size_t at = cause.find(path.string()); at != std::string::npos)
+      cause.replace(at, path.string().size(), name.string());
+    fail(ErrorCode::kUnsupported, "what was written cannot be read as a {} model: {}",
+         before.architecture, cause);
   }
   if (!difference.empty())
     fail(ErrorCode::kUnsupported, "the format of {} cannot express {} of this {} model",

@@ -14,6 +14,7 @@
 #include "serve/batch/multipart.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/fields.h"
+#include "serve/openai/list_page.h"
 #include "serve/openai/shape.h"
 
 namespace tokamak::openai {
@@ -57,35 +58,15 @@ RunnerOptions runner_options(const BatchOptions& options, const Api& api) {
   throw ApiError(404, fmt::format("No such {}: '{}'.", what, id), "id", "not_found");
 }
 
-// A page of a list, as OpenAI's clients walk it: `limit` items after the one with id `after`.
 template <class Item>
-http::Response page_of(const std::vector<Item>& items, const http::Request& request, int64_t most) {
-  std::string after = request.query_value("after"), asked = request.query_value("limit");
-  int64_t limit = most;
-  if (!asked.empty()) {
-    auto [end, error] = std::from_chars(asked.data(), asked.data() + asked.size(), limit);
-    if (error != std::errc{} || end != asked.data() + asked.size() || limit < 1 || limit > 10'000)
-      bad_request("limit", "invalid_value", "Invalid 'limit': expected a number from 1 to 10000.");
-  }
-  auto it = items.begin();
-  if (!after.empty()) {
-    it = std::find_if(items.begin(), items.end(),
-                      [&](const Item& item) { return item.id == after; });
-    if (it == items.end())
-      bad_request("after", "invalid_value", "No such id in 'after': '{}'.", after);
-    ++it;
-  }
-  Value data = Value::array();
-  for (; it != items.end() && static_cast<int64_t>(data.size()) < limit; ++it)
-    data.push(it->card());
-  Value value = Value::object();
-  value.set("object", "list");
-  const auto& list = data.as_array();
-  value.set("first_id", list.empty() ? Value() : list.front().at("id"));
-  value.set("last_id", list.empty() ? Value() : list.back().at("id"));
-  value.set("has_more", it != items.end());
-  value.set("data", std::move(data));
-  return http::json_response(value);
+http::Response page_of(const std::vector<Item>& items, const http::Request& request,
+                       int64_t usual) {
+  std::vector<std::string> ids;
+  for (const Item& item : items) ids.push_back(item.id);
+  const PageRange page = page_range(ids, request, usual, 10'000);
+  Value::Array data;
+  for (size_t i = page.begin; i < page.end; ++i) data.push_back(items[i].card());
+  return http::json_response(list_page(std::move(data), page.end < items.size()));
 }
 
 constexpr int64_t kShortestLife = 3600, kLongestLife = 30 * 24 * 3600;  // as in the OpenAI API

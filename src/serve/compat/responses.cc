@@ -2,11 +2,11 @@
 #include "serve/compat/responses.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/json.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/list_page.h"
 
 namespace tokamak::openai {
 namespace {
@@ -292,32 +292,16 @@ Translated translate_responses(const Value& body, const std::string& tenant,
 }
 
 // A page of what a response was made from: the newest first, unless ?order=asc.
-Value list_page(Value::Array items, const http::Request& request) {
-  std::string order = request.query_value("order"), after = request.query_value("after"),
-              size = request.query_value("limit");
+Value input_items(Value::Array items, const http::Request& request) {
+  const std::string order = request.query_value("order");
   if (order != "" && order != "asc" && order != "desc")
     bad_request("order", "invalid_value", "Invalid 'order': expected 'asc' or 'desc'.");
-  int64_t limit = 20;
-  if (!size.empty()) {
-    auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), limit);
-    if (error != std::errc() || end != size.data() + size.size() || limit < 1 || limit > 100)
-      bad_request("limit", "invalid_value", "Invalid 'limit': expected a number from 1 to 100.");
-  }
   if (order != "asc") std::reverse(items.begin(), items.end());
-  auto from = items.begin();
-  if (!after.empty()) {
-    from = std::find_if(from, items.end(),
-                        [&](const Value& item) { return item.get_string("id", "") == after; });
-    if (from == items.end())
-      bad_request("after", "invalid_value", "Invalid 'after': the response has no such item.");
-    ++from;
-  }
-  auto to = from + std::min<int64_t>(limit, items.end() - from);
-  Value page = Value::Object{{"object", "list"}, {"data", Value::Array(from, to)}};
-  page.set("first_id", from == to ? Value() : *from->find("id"));
-  page.set("last_id", from == to ? Value() : *(to - 1)->find("id"));
-  page.set("has_more", to != items.end());
-  return page;
+  std::vector<std::string> ids;
+  for (const Value& item : items) ids.push_back(item.at("id").as_string());
+  const PageRange page = page_range(ids, request, 20, 100);
+  auto at = [&](size_t i) { return items.begin() + static_cast<std::ptrdiff_t>(i); };
+  return list_page(Value::Array(at(page.begin), at(page.end)), page.end < items.size());
 }
 
 }  // namespace
@@ -339,12 +323,13 @@ void add_responses_routes(Api& api, http::Router& router) {
               http::json_response(Value::Object{{"object", "response.input_tokens"},
                                                 {"input_tokens", count_prompt(api, chat.body)}}));
         }));
-    router.add("GET", base + "/responses/{id...}/input_items",
-               api.quick([&api, store](const Request& request) {
-                 auto entry = store->get(api.tenant_of(request), request.parameter);
-                 if (!entry) not_found(request.parameter);
-                 return http::json_response(list_page(std::move(entry->items.as_array()), request));
-               }));
+    router.add(
+        "GET", base + "/responses/{id...}/input_items",
+        api.quick([&api, store](const Request& request) {
+          auto entry = store->get(api.tenant_of(request), request.parameter);
+          if (!entry) not_found(request.parameter);
+          return http::json_response(input_items(std::move(entry->items.as_array()), request));
+        }));
     router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
       auto entry = store->get(api.tenant_of(request), request.parameter);
       if (!entry) not_found(request.parameter);

@@ -156,7 +156,7 @@ function asMessages(nodes) {
 
 function requestBody(limited) {
   const body = {model: $("model").value, messages: asMessages(branch(chat)), stream: true, stream_options: {include_usage: true}};
-  const own = body.model === plainModel ? PLAIN : {}, temperature = settings.temperature ?? own.temperature, topP = settings.topP ?? own.topP;
+  const own = body.model === modelWithoutDefaults ? PAGE_DEFAULTS : {}, temperature = settings.temperature ?? own.temperature, topP = settings.topP ?? own.topP;
   if (temperature !== undefined) body.temperature = temperature;
   if (topP !== undefined) body.top_p = topP;
   if (limited) body.max_tokens = settings.maxTokens;
@@ -252,18 +252,18 @@ function finish(message, before) {
   $("input").focus({preventScroll: true});
 }
 
-// Where neither the model nor the server says how to sample, the page does: all of a small model's distribution is too wide for a chat.
-const PLAIN = {temperature: 0.7, topP: 0.95};
-let plainModel = null;
+// For a model without sampling defaults of its own or from flags: unrestricted sampling is too random for chats with small models.
+const PAGE_DEFAULTS = {temperature: 0.7, topP: 0.95};
+let modelWithoutDefaults = null;
 
-async function samplesPlainly() {
+async function lacksSamplingDefaults() {
   return (await getJson("/props")).has_sampling_defaults === false;
 }
 
 async function loadModels() {
   try {
-    const [{data}, plain] = await Promise.all([getJson("/v1/models"), samplesPlainly().catch(() => false)]);
-    plainModel = plain ? data[0]?.id ?? null : null;  // whose settings /props has
+    const [{data}, lacks] = await Promise.all([getJson("/v1/models"), lacksSamplingDefaults().catch(() => false)]);
+    modelWithoutDefaults = lacks ? data[0]?.id ?? null : null;  // whose settings /props has
     $("model").replaceChildren(...data.map((m) => new Option(m.id, m.id)));
     if (data.some((m) => m.id === settings.model)) $("model").value = settings.model;
     if ($("status").classList.contains("error")) status("");
@@ -380,13 +380,13 @@ document.addEventListener("keydown", (event) => {
   else cancelEdit();
 });
 addEventListener("resize", grow);
-// A page that is looked at shows that the server is gone before something is sent.
-async function look() {
+// While the page is visible it polls the server, so that an outage shows before the user sends something.
+async function poll() {
   if (document.hidden || running) return;
   await getJson("/health").catch((error) => { if (error instanceof ServerGone) gone(); });
 }
-setInterval(look, 10000);
-document.addEventListener("visibilitychange", look);
+setInterval(poll, 10000);
+document.addEventListener("visibilitychange", poll);
 addEventListener("pagehide", () => {  // save the partial answer
   if (!partial?.content) return;
   addNode(chat, {...partial, error: "The page was closed before the answer was complete."});
