@@ -3,8 +3,10 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 #include <vector>
 
+#include "backend/cuda/decode_attention.h"
 #include "backend/cuda/few_rows_blocks.cuh"
 #include "backend/cuda/few_rows_launch.h"
 #include "tensor/block_formats.h"
@@ -57,13 +59,54 @@ TEST(FewRows, LanesHaveTheHostsValuesAsBf16) {
 TEST(FewRows, StagesFitIntoSharedMemory) {
   constexpr int kHopperSharedBytes = 232448;
   for (const FewRowsType& t : kFewRowsTypes)
-    for (int rows : {16, 32, 64}) {
+    for (int rows : {16, 32, 64, 128}) {
+      if (rows > t.most_rows()) continue;
       EXPECT_EQ(dtype_bytes(t.type, t.columns), static_cast<size_t>(t.bytes));
       EXPECT_GE(t.pitch, t.bytes + (t.bytes % 16 ? 14 : 0)) << "copies begin at multiples of 16";
       EXPECT_EQ(t.pitch % 16, 0) << "copies are multiples of 16 bytes";
       EXPECT_LE(few_rows_shared_bytes(t, rows), kHopperSharedBytes) << dtype_name(t.type);
       EXPECT_GE(few_rows_stages(t, rows).weights, 4) << dtype_name(t.type);
     }
+}
+
+TEST(FewRows, SumsStayInTheirSixteenColumnsAndPairsStayPairs) {
+  std::set<int> places;
+  for (int column = 0; column < 2 * kFewRowsTile; ++column) {
+    const int place = few_rows_place(column);
+    EXPECT_EQ(place / 16, column / 16);
+    EXPECT_EQ(place % 2, column % 2);
+    EXPECT_EQ(few_rows_place(column / 2 * 2) / 2, place / 2);
+    places.insert(place);
+  }
+  EXPECT_EQ(places.size(), 2u * kFewRowsTile) << "every column has a place of its own";
+}
+
+TEST(FewRows, TakesAsManyRowsAsItsTypeAndWholeTurnsOfGates) {
+  FewRowsProduct p{.x = 256, .w = 256, .y = 256, .rows = 128, .n = 520, .k = 4096};
+  EXPECT_TRUE(few_rows_takes(p, 132));
+  p.rows = 129;
+  EXPECT_FALSE(few_rows_takes(p, 132));
+  p.rows = 65;
+  p.type = DType::kQ4_0;
+  EXPECT_FALSE(few_rows_takes(p, 132));
+  p.rows = 64;
+  p.gated = true;
+  EXPECT_TRUE(few_rows_takes(p, 132));
+  p.n = 514;
+  EXPECT_FALSE(few_rows_takes(p, 132));
+}
+
+TEST(DecodeAttention, EqualSequencesGiveEvenBlocksIfFewAreLost) {
+  EXPECT_EQ(attention_blocks(64 * 8, 264), 256);  // two pairs each
+  EXPECT_EQ(attention_blocks(16 * 8, 264), 256);  // half a pair each
+  EXPECT_EQ(attention_blocks(1, 264), 264);
+  EXPECT_EQ(attention_blocks(140, 264), 264);  // a pair each would leave 124 idle
+  EXPECT_EQ(attention_blocks(300, 264), 264);
+  for (int64_t pairs = 1; pairs < 5000; ++pairs) {
+    const int blocks = attention_blocks(pairs, 264);
+    EXPECT_LE(blocks, 264);
+    EXPECT_GE(blocks, 247) << pairs;
+  }
 }
 
 TEST(FewRows, RowsOfWeightsHaveToBeMultiplesOf16Bytes) {

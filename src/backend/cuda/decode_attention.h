@@ -32,6 +32,14 @@ struct AttentionLaunch {
   uint32_t cache_f16;  // keys and values are f16 instead of bf16
 };
 
+// Blocks for so many (sequence, kv head) pairs, at most `most`: a few less where each then has
+// whole pairs, or a pair whole blocks, if all sequences are equally long.
+constexpr int attention_blocks(int64_t pairs, int most) {
+  const int64_t each = (pairs + most - 1) / most;
+  const int64_t even = pairs > most ? (pairs + each - 1) / each : most / pairs * pairs;
+  return static_cast<int>(even >= most * 15 / 16 ? even : most);
+}
+
 // Dynamic shared memory of the first kernel, which checks this: ring, numbering, queries, peaks and
 // masses, sums.
 constexpr int attention_shared_bytes(int head_dim) {

@@ -120,7 +120,8 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.kv_heads = kv_heads;
   l.page_size = a.view.block_size;
   l.page_stride = a.view.stride;
-  l.blocks = kAttentionResident * site.libraries.hopper_blocks;
+  l.blocks = attention_blocks(int64_t{a.rows} * kv_heads,
+                              kAttentionResident * site.libraries.hopper_blocks);
   l.in_flight = AttentionShape{}.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;

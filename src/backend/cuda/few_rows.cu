@@ -11,7 +11,7 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of 16-bit weights
+constexpr int kGroupBytes = 64 * 128;  // of 16-bit weights: what four warps multiply
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
 template <DType kType_, int kRows_>  // of weights; of values
@@ -19,14 +19,11 @@ struct FewRowsConfig {
   static constexpr DType kType = kType_;
   static constexpr int kRows = kRows_;
   static constexpr FewRowsType kOfType = *few_rows_type(kType);
-  static constexpr FewRowsStages kAll = few_rows_stages(kOfType, kRows);
+  static constexpr FewRowsStages kSums = few_rows_stages(kOfType, kRows);
   static constexpr bool kDecoded = kType != DType::kBF16, kBlocks = kOfType.blocks();
   static constexpr int kBoxes = kOfType.columns / kFewRowsWidth;
-  static constexpr int kMultipliers = kOfType.multipliers;
-  // Products of 64 rows that a group of four warps has at a time.
-  static constexpr int kHalves = kFewRowsTile / 64 / (kMultipliers / 128);
-  static constexpr int kStages = kAll.weights, kValueStages = kAll.values;
-  static constexpr int kWeightBytes = kOfType.stage_bytes(), kValueBytes = kAll.value_bytes;
+  static constexpr int kStages = kSums.weights, kValueStages = kSums.values;
+  static constexpr int kWeightBytes = kOfType.stage_bytes(), kValueBytes = kSums.value_bytes;
   static_assert(kValueBytes % 1024 == 0 && kWeightBytes % 1024 == 0);
 };
 
@@ -57,7 +54,7 @@ struct FewRowsShared {
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(weights_full(s), C::kOfType.copied_by_threads() ? C::kOfType.copiers() : 1);
-      barrier_init(empty(s), C::kMultipliers / 32);
+      barrier_init(empty(s), kFewRowsMultipliers / 32);
     }
     for (int s = 0; s < C::kValueStages; ++s) barrier_init(values_full(s), 1);
     asm volatile("fence.mbarrier_init.release.cluster;");
@@ -69,6 +66,15 @@ struct FewRowsShared {
 __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
   const FewRowsShares& s = a.sums.shares;
   return static_cast<int>(static_cast<int64_t>(s.tiles) * s.steps * block / s.blocks);
+}
+
+// All lines of a tile, from a column on.
+__device__ __forceinline__ void copy_tile(const FewRowsArgs& a, uint32_t to, int column, int tile,
+                                          uint32_t full) {
+  if (a.gated)
+    tensor_copy_4d(to, &a.w, column, tile * (kFewRowsTile / 2 / kFewRowsTurn), full);
+  else
+    tensor_copy<true>(to, &a.w, column, tile * kFewRowsTile, full);
 }
 
 // The weights, by one thread.
@@ -85,27 +91,25 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
       landed.next();
     }
     const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
-    const int row = unit / steps * (a.gated ? kBoxRows : kFewRowsTile), step = unit % steps;
+    const int tile = unit / steps, step = unit % steps;
     barrier_expect(full, C::kWeightBytes);
+    if constexpr (C::kBlocks) {
+      copy_tile(a, to, step * (C::kOfType.bytes / 2), tile, full);  // elements of two bytes
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if constexpr (C::kBlocks) {  // elements of two bytes
-        tensor_copy<true>(to + half * (C::kWeightBytes / 2), &a.w, step * (C::kOfType.bytes / 2),
-                          row + half * a.second, full);
-      } else {
-#pragma unroll
-        for (int box = 0; box < C::kBoxes; ++box)
-          tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a.w,
-                            (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
-      }
+      for (int box = 0; box < C::kBoxes; ++box)
+        copy_tile(a, to + box * 2 * kGroupBytes, (step * C::kBoxes + box) * kFewRowsWidth, tile,
+                  full);
+    }
   }
 }
 
 // The row of the matrix that is line `line` of a tile.
-template <class C>
 __device__ __forceinline__ int row_of_line(const FewRowsArgs& a, int tile, int line) {
-  const int first = tile * (a.gated ? kBoxRows : kFewRowsTile);
-  return min(first + line % kBoxRows + line / kBoxRows * a.second, a.w_rows - 1);
+  if (!a.gated) return min(tile * kFewRowsTile + line, a.w_rows - 1);
+  const int turn = line / kFewRowsTurn;
+  const int row = tile * (kFewRowsTile / 2) + turn / 2 * kFewRowsTurn + line % kFewRowsTurn;
+  return min(row, a.n - 1) + turn % 2 * a.n;
 }
 
 // The same by all copiers, from the multiple of 16 bytes that a row's step begins at or after.
@@ -124,8 +128,7 @@ __device__ void copy_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
 #pragma unroll 4
     for (int i = thread; i < kFewRowsTile * kPieces; i += C::kOfType.copiers()) {
       const int line = i / kPieces, piece = i % kPieces * 16;
-      const int64_t begin =
-          static_cast<int64_t>(row_of_line<C>(a, tile, line)) * a.row_bytes + past;
+      const int64_t begin = static_cast<int64_t>(row_of_line(a, tile, line)) * a.row_bytes + past;
       if (piece < static_cast<int>(begin % 16) + C::kOfType.bytes)
         copy_16_bytes(to + line * kPitch + piece, a.bytes + begin / 16 * 16 + piece);
     }
@@ -158,16 +161,12 @@ __device__ void load_values(const FewRowsArgs& a, const FewRowsShared<C>& shared
   }
 }
 
-// All warps that multiply. Of bf16 weights each has 16 rows of both halves of a tile. Of others it
-// has 16 rows: eight of the lower and eight of the upper half where those belong together.
+// All warps that multiply: each has 16 lines of a tile.
 template <class C>
 class FewRowsConsumer {
  public:
   __device__ FewRowsConsumer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
-      : a_(a), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {
-    lower_ = a.gated ? 8 * warp_ : 16 * warp_;
-    upper_ = a.gated ? kBoxRows + lower_ : lower_ + 8;
-  }
+      : a_(a), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ void run() {
     const FewRowsShares& shares = a_.sums.shares;
@@ -184,7 +183,7 @@ class FewRowsConsumer {
       multiply(tile, step, count);
       unit += count;
       if (a_.sums.planes) {
-        write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
+        leave_sums(tile, a_.sums.planes + plane * a_.sums.plane);
       } else if (step > 0) {
         leave_part();
       } else {
@@ -195,21 +194,15 @@ class FewRowsConsumer {
   }
 
  private:
-  static constexpr int kSums = C::kRows / 2;  // of a thread and box
+  static constexpr int kSums = C::kRows / 2;  // of a thread
 
-  __device__ void pin_sums() {
-#pragma unroll
-    for (int half = 0; half < C::kHalves; ++half) pin(sums_[half]);
-  }
   __device__ void multiply(int tile, int first, int count) {  // steps
     int past[2] = {};  // where the lane's rows begin, modulo 16
     if constexpr (C::kOfType.copied_by_threads())
       for (int eight = 0; eight < 2; ++eight)
-        past[eight] = row_of_line<C>(a_, tile, line(eight)) % 16 * (a_.row_bytes % 16) % 16;
+        past[eight] = row_of_line(a_, tile, line(eight)) % 16 * (a_.row_bytes % 16) % 16;
 #pragma unroll
-    for (int half = 0; half < C::kHalves; ++half)
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sums_[half][i] = 0;
+    for (int i = 0; i < kSums; ++i) sums_[i] = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
@@ -219,7 +212,7 @@ class FewRowsConsumer {
       else
         multiply_shared();
       products_wait<0>();
-      pin_sums();
+      pin(sums_);
       if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
       place_.next();
       of_values_.next();
@@ -230,17 +223,15 @@ class FewRowsConsumer {
   }
   // A stage of weights as it is.
   __device__ void multiply_shared() {
-    pin_sums();
+    pin(sums_);
     products_begin();
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box) {
       const uint64_t x = values_of_box(box);
-      const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
+      const uint64_t w = rows_of_box(shared_.weights(place_.stage) +
+                                     (box * 2 + static_cast<int>(warp_) / 4) * kGroupBytes);
 #pragma unroll
-      for (int k = 0; k < kFewRowsWidth / 16; ++k)
-#pragma unroll
-        for (int half = 0; half < C::kHalves; ++half)
-          wgmma<C::kRows>(sums_[half], w + k * 2 + half * (kBoxBytes / 16), x + k * 2);
+      for (int k = 0; k < kFewRowsWidth / 16; ++k) wgmma<C::kRows>(sums_, w + k * 2, x + k * 2);
     }
     products_commit();
   }
@@ -261,16 +252,15 @@ class FewRowsConsumer {
         round_halves(box, now);
       const uint64_t x = values_of_box(box);
       pin(now);
-      pin_sums();
+      pin(sums_);
       products_begin();
 #pragma unroll
-      for (int k = 0; k < kFewRowsWidth / 16; ++k)
-        wgmma<C::kRows>(sums_[0], now + 4 * k, x + k * 2);
+      for (int k = 0; k < kFewRowsWidth / 16; ++k) wgmma<C::kRows>(sums_, now + 4 * k, x + k * 2);
       products_commit();
       products_wait<1>();
     }
   }
-  __device__ int line(int eight) const { return (eight ? upper_ : lower_) + lane_ / 4; }
+  __device__ int line(int eight) const { return 16 * warp_ + 8 * eight + lane_ / 4; }
   __device__ void decode_blocks(int box, const int (&past)[2], int before, Operands& to) const {
     const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes;
 #pragma unroll
@@ -287,9 +277,9 @@ class FewRowsConsumer {
     }
   }
   __device__ void round_halves(int box, Operands& to) const {
-    const int row = (lane_ / 8 % 2 ? upper_ : lower_) + lane_ % 8;  // that the lane names
-    const unsigned char* at = shared_.stages + place_.stage * C::kWeightBytes +
-                              (box * 2 + row / kBoxRows) * kBoxBytes + row % kBoxRows * 128;
+    const int row = 16 * warp_ + lane_ % 16;  // that the lane names
+    const unsigned char* at =
+        shared_.stages + place_.stage * C::kWeightBytes + box * 2 * kGroupBytes + row * 128;
 #pragma unroll
     for (int k = 0; k < kFewRowsWidth / 16; ++k) {
       uint32_t halves[4];
@@ -302,19 +292,28 @@ class FewRowsConsumer {
     }
   }
 
-  __device__ float* part(int block) const {
-    return a_.parts + static_cast<int64_t>(block) * (kFewRowsTile * C::kRows) + threadIdx.x;
+  // The parts of a block: vectors of type V, one of each thread after the other.
+  template <class V>
+  __device__ V* part(int block) const {
+    return reinterpret_cast<V*>(a_.parts +
+                                static_cast<int64_t>(block) * (kFewRowsTile * C::kRows)) +
+           threadIdx.x;
   }
   __device__ static void sync() {
-    asm volatile("barrier.cta.sync 1,%0;" ::"n"(C::kMultipliers) : "memory");
+    asm volatile("barrier.cta.sync 1,%0;" ::"n"(kFewRowsMultipliers) : "memory");
   }
+  __device__ uint32_t pair(int i) const { return pack2(sums_[i], sums_[i + 1]); }
   __device__ void leave_part() {
-    float* to = part(blockIdx.x);
-#pragma unroll
-    for (int half = 0; half < C::kHalves; ++half)
+    if (a_.f32) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i)
-        __stcg(to + (half * kSums + i) * C::kMultipliers, sums_[half][i]);
+        __stcg(part<float>(blockIdx.x) + i * kFewRowsMultipliers, sums_[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSums; i += 8)
+        __stcg(part<uint4>(blockIdx.x) + i / 8 * kFewRowsMultipliers,
+               make_uint4(pair(i), pair(i + 2), pair(i + 4), pair(i + 6)));
+    }
     __threadfence();
     sync();
     if (threadIdx.x == 0)
@@ -326,23 +325,37 @@ class FewRowsConsumer {
     const int first = static_cast<int>(blockIdx.x) + 1;
     bool came = true;
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last;
+         block += kFewRowsMultipliers)
       came = came && wait_part(block);
     came = sync_all(came);
 #pragma unroll 1
     for (int block = first; block <= last; ++block) {
-      const float* from = part(block);
-#pragma unroll
-      for (int half = 0; half < C::kHalves; ++half)
+      if (a_.f32) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-          sums_[half][i] += __ldcg(from + (half * kSums + i) * C::kMultipliers);
+          sums_[i] += __ldcg(part<float>(block) + i * kFewRowsMultipliers);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSums; i += 8)
+          add_pairs(i, __ldcg(part<uint4>(block) + i / 8 * kFewRowsMultipliers));
+      }
     }
-    if (!came) sums_[0][0] = NAN;  // a timeout must not pass unseen
+    if (!came) sums_[0] = NAN;  // a timeout must not pass unseen
     sync();
 #pragma unroll 1
-    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += C::kMultipliers)
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last;
+         block += kFewRowsMultipliers)
       a_.ready[block] = 0;
+  }
+  __device__ void add_pairs(int first, const uint4& four) {
+    const uint32_t pairs[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = unpack2(pairs[i]);
+      sums_[first + 2 * i] += v.x;
+      sums_[first + 2 * i + 1] += v.y;
+    }
   }
   // A barrier; whether x holds in all threads.
   __device__ static bool sync_all(bool x) {
@@ -351,7 +364,7 @@ class FewRowsConsumer {
         "{\n.reg .pred p, q;\nsetp.ne.u32 p,%1,0;\n"
         "barrier.cta.red.and.pred q,1,%2,p;\nselp.u32 %0,1,0,q;\n}"
         : "=r"(all)
-        : "r"(static_cast<uint32_t>(x)), "n"(C::kMultipliers)
+        : "r"(static_cast<uint32_t>(x)), "n"(kFewRowsMultipliers)
         : "memory");
     return all != 0;
   }
@@ -371,66 +384,74 @@ class FewRowsConsumer {
   }
 
   __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
-  // All rows of a tile.
-  template <class Put>
-  __device__ void write_tile(int tile, Put put) const {
-#pragma unroll
-    for (int half = 0; half < C::kHalves; ++half)
-      write_rows<2>(sums_[half], tile * kFewRowsTile + half * kBoxRows + warp_ * 16, put);
-  }
-  __device__ void write_sums(int tile, float* to) const {
-    write_tile(tile, [&](int64_t at, float a, float b) {
-      *reinterpret_cast<float2*>(to + at) = make_float2(a, b);
-    });
-  }
-  __device__ void write(int tile) {
-    if (a_.f32) return write_sums(tile, static_cast<float*>(a_.y));
-    auto put = [&](int64_t at, float a, float b) {
-      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + at) = pack2(a, b);
-    };
-    if (!a_.gated) return write_tile(tile, put);
-    if constexpr (C::kDecoded) {
-#pragma unroll
-      for (int i = 0; i < kSums; i += 4)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) sums_[0][i + j] = gated(sums_[0][i + j], sums_[0][i + 2 + j]);
-      write_rows<1>(sums_[0], tile * kBoxRows + warp_ * 8, put);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sums_[0][i] = gated(sums_[0][i], sums_[1][i]);
-      write_rows<2>(sums_[0], tile * kBoxRows + warp_ * 16, put);
-    }
-  }
   __device__ static float gated(float gate, float value) {
     gate = rounded(gate);
     return gate / (1.0f + expf(-gate)) * rounded(value);
   }
-  // sums: rows lane / 4 and that + 8 of the matrix, after `first`; values' rows 8 * j + lane % 4 *
-  // 2 and the next. Lanes of neighbouring rows exchange, so that each writes two neighbours.
-  // kEights: 1: only the first eight rows.
-  template <int kEights, class Put>
-  __device__ void write_rows(const float (&sums)[kSums], int first, Put put) const {
-    const bool odd = lane_ / 4 % 2;
-    const int row = first + lane_ / 4 / 2 * 2;
+  __device__ void write(int tile) {
+    if (a_.f32) return write_floats(tile * kFewRowsTile + warp_ * 16);
+    if (!a_.gated) return write_pairs<2>(tile * kFewRowsTile + warp_ * 16);
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sums_[i + j] = gated(sums_[i + j], sums_[i + 2 + j]);
+    write_pairs<1>(tile * (kFewRowsTile / 2) + warp_ * kFewRowsTurn);
+  }
+
+  // Sums: lines lane / 4 and that + 8; values' rows 8 * j + lane % 4 * 2 and the next. Lanes of
+  // neighbouring lines exchange, so that each has two neighbours of one row of values, 8 * j +
+  // value_row(), and writes them at once.
+  __device__ bool odd() const { return lane_ / 4 % 2; }
+  __device__ int value_row() const { return lane_ % 4 * 2 + odd(); }
+  __device__ uint32_t exchanged(int i) const {
+    const uint32_t own = pair(i), other = __shfl_xor_sync(kAllLanes, own, 4);
+    return __byte_perm(own, other, odd() ? 0x3276 : 0x5410);
+  }
+  __device__ void write_floats(int first) const {
+    const int row = first + lane_ / 8 * 2;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j)
+#pragma unroll
+      for (int eight = 0; eight < 2; ++eight) {
+        const float a = sums_[j * 4 + eight * 2], b = sums_[j * 4 + eight * 2 + 1];
+        const float other = __shfl_xor_sync(kAllLanes, odd() ? a : b, 4);
+        const int of_values = j * 8 + value_row(), at = row + eight * 8;
+        if (of_values < a_.rows && at < a_.n)
+          *reinterpret_cast<float2*>(static_cast<float*>(a_.y) + of_values * a_.pitch + at) =
+              odd() ? make_float2(other, b) : make_float2(a, other);
+      }
+  }
+  template <int kEights>  // 1: only the first eight rows
+  __device__ void write_pairs(int first) const {
+    const int row = first + lane_ / 8 * 2;
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j)
 #pragma unroll
       for (int eight = 0; eight < kEights; ++eight) {
-        const float a = sums[j * 4 + eight * 2], b = sums[j * 4 + eight * 2 + 1];
-        const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
-        const int of_values = j * 8 + lane_ % 4 * 2 + odd, at = row + eight * 8;
+        const uint32_t two = exchanged(j * 4 + eight * 2);
+        const int of_values = j * 8 + value_row(), at = row + eight * 8;
         if (of_values < a_.rows && at < a_.n)
-          put(of_values * a_.pitch + at, odd ? other : a, odd ? b : other);
+          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + of_values * a_.pitch + at) =
+              two;
       }
+  }
+  // In the order of few_rows_place.
+  __device__ void leave_sums(int tile, uint16_t* plane) const {
+    const int pitch = a_.sums.pitch();
+    uint16_t* to = plane + value_row() * pitch + tile * kFewRowsTile + warp_ * 16 + lane_ / 8 * 4;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j, to += 8 * pitch) {
+      const uint2 four = make_uint2(exchanged(j * 4), exchanged(j * 4 + 2));
+      if (j * 8 + value_row() < a_.rows) *reinterpret_cast<uint2*>(to) = four;
+    }
   }
 
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
   int lane_, warp_;
-  int lower_, upper_;  // the first of the warp's rows and of those that are 8 further
   RingPlace<C::kStages> place_;
   RingPlace<C::kValueStages> of_values_;
-  float sums_[C::kHalves][kSums];
+  float sums_[kSums];
 };
 
 template <class C>
@@ -440,14 +461,14 @@ __device__ void few_rows(const FewRowsArgs& a) {
   allow_next();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  if (threadIdx.x < C::kMultipliers)
+  if (threadIdx.x < kFewRowsMultipliers)
     FewRowsConsumer<C>(a, shared).run();
-  else if (threadIdx.x == C::kMultipliers + C::kOfType.copiers())
+  else if (threadIdx.x == kFewRowsMultipliers + C::kOfType.copiers())
     load_values(a, shared);
   else if constexpr (C::kOfType.copied_by_threads()) {
-    if (threadIdx.x < C::kMultipliers + C::kOfType.copiers())
-      copy_weights(a, shared, static_cast<int>(threadIdx.x) - C::kMultipliers);
-  } else if (threadIdx.x == C::kMultipliers) {
+    if (threadIdx.x < kFewRowsMultipliers + C::kOfType.copiers())
+      copy_weights(a, shared, static_cast<int>(threadIdx.x) - kFewRowsMultipliers);
+  } else if (threadIdx.x == kFewRowsMultipliers) {
     load_weights(a, shared);
   }
 }
@@ -468,6 +489,7 @@ __device__ void few_rows(const FewRowsArgs& a) {
   TK_FEW_ROWS(name, type, 64)
 
 TK_FEW_ROWS_OF(bf16, kBF16)
+TK_FEW_ROWS(bf16, kBF16, 128)
 TK_FEW_ROWS_OF(f16, kF16)
 TK_FEW_ROWS_OF(q8_0, kQ8_0)
 TK_FEW_ROWS_OF(q4_0, kQ4_0)

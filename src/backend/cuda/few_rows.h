@@ -10,8 +10,12 @@
 
 namespace tokamak::cuda {
 
-constexpr int kFewRowsTile = 128;  // rows of the matrix that a block works on at a time
-constexpr int kFewRowsWidth = 64;  // 16-bit values of a row in a box of a copy: 128 bytes
+constexpr int kFewRowsTile = 128;         // rows of the matrix that a block works on at a time
+constexpr int kFewRowsWidth = 64;         // 16-bit values of a row in a box of a copy: 128 bytes
+constexpr int kFewRowsMultipliers = 256;  // threads: a warp has 16 lines of a tile
+// Lines of a tile are rows of the matrix in order. Where one half of the matrix gates the other,
+// eight rows of the first half and those that they gate take turns, so that they meet in a lane.
+constexpr int kFewRowsTurn = 8;
 
 // How weights of a type come to shared memory. bf16 is multiplied there. Other types are made bf16
 // in registers: f16 from boxes like those of bf16, blocks from copies of their bytes. Tensor copies
@@ -19,24 +23,24 @@ constexpr int kFewRowsWidth = 64;  // 16-bit values of a row in a box of a copy:
 // copied by threads, 16 bytes at a time.
 struct FewRowsType {
   DType type;
-  int columns;      // of a step along the width
-  int bytes;        // of a row in a step
-  int pitch;        // bytes from row to row in shared memory, so that eight rows differ in banks
-  int multipliers;  // threads
+  int columns;  // of a step along the width
+  int bytes;    // of a row in a step
+  int pitch;    // bytes from row to row in shared memory, so that eight rows differ in banks
   TK_HOST_DEVICE constexpr bool blocks() const { return columns > 2 * kFewRowsWidth; }
   TK_HOST_DEVICE constexpr int stage_bytes() const { return kFewRowsTile * pitch; }
   TK_HOST_DEVICE constexpr bool copied_by_threads() const { return bytes % 16 != 0; }
   TK_HOST_DEVICE constexpr int copiers() const { return copied_by_threads() ? 96 : 32; }
+  // The most rows of values. With more bf16 the library is faster; others lack the room.
+  TK_HOST_DEVICE constexpr int most_rows() const { return type == DType::kBF16 ? 128 : 64; }
 };
 constexpr FewRowsType kFewRowsTypes[] = {
-    {DType::kBF16, 128, 256, 256, 128}, {DType::kF16, 128, 256, 256, 256},
-    {DType::kQ8_0, 256, 272, 272, 256}, {DType::kQ4_0, 256, 144, 144, 256},
-    {DType::kQ4_1, 256, 160, 160, 256}, {DType::kQ5_0, 256, 176, 176, 256},
-    {DType::kQ5_1, 256, 192, 192, 256}, {DType::kQ4_K, 256, 144, 144, 256},
-    {DType::kQ5_K, 256, 176, 176, 256}, {DType::kQ6_K, 256, 210, 240, 256}};
+    {DType::kBF16, 128, 256, 256}, {DType::kF16, 128, 256, 256},  {DType::kQ8_0, 256, 272, 272},
+    {DType::kQ4_0, 256, 144, 144}, {DType::kQ4_1, 256, 160, 160}, {DType::kQ5_0, 256, 176, 176},
+    {DType::kQ5_1, 256, 192, 192}, {DType::kQ4_K, 256, 144, 144}, {DType::kQ5_K, 256, 176, 176},
+    {DType::kQ6_K, 256, 210, 240}};
 // Those that multiply, those that copy weights, and a warp that copies values.
 TK_HOST_DEVICE constexpr int few_rows_threads(const FewRowsType& type) {
-  return type.multipliers + type.copiers() + 32;
+  return kFewRowsMultipliers + type.copiers() + 32;
 }
 // Null: few_rows.cu does not read this type.
 TK_HOST_DEVICE constexpr const FewRowsType* few_rows_type(DType type) {
@@ -63,26 +67,31 @@ struct FewRowsShares {
 };
 
 // The sums of a product that the reader adds up: those of the first block of each tile, then those
-// of the second, and so on.
+// of the second, and so on. They are bf16: writing them is time in which no weights are read.
 struct FewRowsSums {
-  float* planes;  // [most_shares, rows, n]; null: there are none
-  int64_t plane;  // elements
+  uint16_t* planes;  // [most_shares, rows, pitch()]; null: there are none
+  int64_t plane;     // elements
   FewRowsShares shares;
+  TK_HOST_DEVICE int pitch() const { return shares.tiles * kFewRowsTile; }
 };
+// Where a column is in a row of these: of sixteen, the four that one lane has are neighbours.
+TK_HOST_DEVICE constexpr int few_rows_place(int column) {
+  const int eight = column >> 3 & 1, pair = column >> 1 & 3;
+  return (column & ~15) | pair << 2 | eight << 1 | (column & 1);
+}
 
 struct FewRowsArgs {
-  TensorMap w, x;  // boxes of 64 rows of the matrix (or of their bytes), of all rows of values
-  const uint8_t* bytes;       // the matrix, for types that are copied by threads
+  TensorMap w, x;        // boxes of a tile of the matrix (or of its bytes), of all rows of values
+  const uint8_t* bytes;  // the matrix, for types that are copied by threads
   int32_t row_bytes, w_rows;  // of it
   FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
   void* y;           // [rows, n], bf16 or f32, where there are no planes
   int64_t pitch;     // elements from row to row of y
-  float* parts;      // [blocks, kFewRowsTile, most rows]: what is left for others to add
-  uint32_t* ready;   // [blocks]: a part can be read; zero before and after a launch
+  float* parts;  // [blocks, kFewRowsTile, most rows]: what is left for others to add; bf16 if y is
+  uint32_t* ready;  // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;
-  int32_t second;     // distance of the tile's two boxes in rows
   int32_t in_flight;  // stages whose weights may be loading at a time
-  bool gated;         // y = silu(first box) * second box
+  bool gated;         // y = silu(x * first half) * (x * second half)
   bool f32;           // type of y
 };
 
@@ -94,7 +103,10 @@ struct FewRowsStages {
 };
 TK_HOST_DEVICE constexpr FewRowsStages few_rows_stages(const FewRowsType& type, int most_rows) {
   const int value_bytes = most_rows * type.columns * 2;
-  if (!type.blocks()) return {most_rows <= 32 ? 6 : 5, most_rows <= 16 ? 6 : 3, value_bytes};
+  if (!type.blocks()) {
+    if (most_rows > 64) return {4, 2, value_bytes};
+    return {most_rows <= 32 ? 6 : 5, most_rows <= 16 ? 6 : 3, value_bytes};
+  }
   constexpr int kRoom = 216 * 1024, kMost = 10;
   const int values = most_rows <= 16 ? 4 : most_rows <= 32 ? 3 : 2;
   const int fit = (kRoom - values * value_bytes) / type.stage_bytes();

@@ -3,36 +3,36 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 
 namespace tokamak::cuda {
 namespace {
 
-TensorMap map_of(DeviceAddress address, int element, uint64_t rows, uint64_t row_bytes,
-                 unsigned box_rows, unsigned box_width, int swizzle) {
-  constexpr int kNotInterleaved = 0, kPromote256 = 3, kZeros = 0;
-  const uint64_t extents[] = {row_bytes / 2, rows}, strides[] = {row_bytes};
-  const unsigned box[] = {box_width, box_rows}, steps[] = {1, 1};
+// Of 16-bit elements. Dimensions from the inner one; strides: bytes from one to the next of all but
+// the first.
+TensorMap map_of(DeviceAddress address, std::vector<uint64_t> extents,
+                 std::vector<uint64_t> strides, std::vector<unsigned> box, bool swizzled) {
+  constexpr int kTwoBytes = 1, kNotInterleaved = 0, kSwizzle128 = 3, kPromote256 = 3, kZeros = 0;
+  const std::vector<unsigned> steps(box.size(), 1);
   TensorMap map{};
-  check(driver().tensor_map(&map, element, 2, reinterpret_cast<void*>(address), extents, strides,
-                            box, steps, kNotInterleaved, swizzle, kPromote256, kZeros),
+  check(driver().tensor_map(&map, kTwoBytes, static_cast<unsigned>(box.size()),
+                            reinterpret_cast<void*>(address), extents.data(), strides.data(),
+                            box.data(), steps.data(), kNotInterleaved, swizzled ? kSwizzle128 : 0,
+                            kPromote256, kZeros),
         "describing a matrix");
   return map;
 }
-// Boxes of `box_rows` rows and kFewRowsWidth columns of a matrix of 16-bit values.
-TensorMap boxes_of(DeviceAddress address, int64_t rows, int64_t columns, int box_rows) {
-  constexpr int kBf16 = 9, kSwizzle128 = 3;
-  return map_of(address, kBf16, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns) * 2,
-                static_cast<unsigned>(box_rows), kFewRowsWidth, kSwizzle128);
-}
-TensorMap boxes_of_weights(const FewRowsProduct& p, const FewRowsType& type) {
-  constexpr int kTwoBytes = 1, kNoSwizzle = 0;
-  constexpr int kBoxRows = kFewRowsTile / 2;
-  const int64_t rows = p.gated ? 2 * p.n : p.n;
-  if (!type.blocks()) return boxes_of(p.w, rows, p.k, kBoxRows);
-  return map_of(p.w, kTwoBytes, static_cast<uint64_t>(rows), dtype_bytes(p.type, p.k), kBoxRows,
-                static_cast<unsigned>(type.pitch) / 2, kNoSwizzle);
+// The lines of a tile, of those columns that a copy brings.
+TensorMap tiles_of(const FewRowsProduct& p, const FewRowsType& type) {
+  const uint64_t row = dtype_bytes(p.type, p.k), columns = row / 2;
+  const auto n = static_cast<uint64_t>(p.n);
+  const unsigned width = type.blocks() ? static_cast<unsigned>(type.pitch) / 2 : kFewRowsWidth;
+  if (!p.gated) return map_of(p.w, {columns, n}, {row}, {width, kFewRowsTile}, !type.blocks());
+  return map_of(p.w, {columns, kFewRowsTurn, 2, n / kFewRowsTurn},
+                {row, n * row, kFewRowsTurn * row},
+                {width, kFewRowsTurn, 2, kFewRowsTile / 2 / kFewRowsTurn}, !type.blocks());
 }
 
 }  // namespace
@@ -45,9 +45,10 @@ bool few_rows_reads(DType weights, int64_t k) {
 }
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks) {
-  return blocks > 0 && blocks <= kFewRowsBlocks && p.rows >= 1 && p.rows <= kMostFewRows &&
-         few_rows_reads(p.type, p.k) && p.n % 2 == 0 && p.n <= int64_t{1} << 24 &&
-         p.pitch % 2 == 0 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
+  return blocks > 0 && blocks <= kFewRowsBlocks && few_rows_reads(p.type, p.k) && p.rows >= 1 &&
+         p.rows <= few_rows_type(p.type)->most_rows() && p.n % (p.gated ? kFewRowsTurn : 2) == 0 &&
+         p.n <= int64_t{1} << 24 && p.pitch % 2 == 0 && p.x % 16 == 0 && p.w % 16 == 0 &&
+         p.y % 8 == 0;
 }
 
 bool few_rows_splits(const FewRowsProduct& p, int blocks) {
@@ -59,7 +60,7 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
                               int in_flight) {
   TK_CHECK(few_rows_takes(p, blocks) && (!split || few_rows_splits(p, blocks)), "{} rows, {} x {}",
            p.rows, p.n, p.k);
-  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : 64;
+  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
   const FewRowsType& type = *few_rows_type(p.type);
   const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = type.columns;
   const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;
@@ -71,21 +72,22 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   const int64_t most_units = (tiles * steps + blocks - 1) / blocks;
   out.blocks = static_cast<int>((tiles * steps + most_units - 1) / most_units);
   FewRowsArgs& a = out.args = {};
-  if (!type.copied_by_threads()) a.w = boxes_of_weights(p, type);
+  if (!type.copied_by_threads()) a.w = tiles_of(p, type);
   a.bytes = reinterpret_cast<const uint8_t*>(p.w);
   a.row_bytes = static_cast<int32_t>(dtype_bytes(p.type, p.k));
   a.w_rows = static_cast<int32_t>(p.gated ? 2 * p.n : p.n);
-  a.x = boxes_of(p.x, p.rows, p.k, most);
+  a.x =
+      map_of(p.x, {static_cast<uint64_t>(p.k), static_cast<uint64_t>(p.rows)},
+             {static_cast<uint64_t>(p.k) * 2}, {kFewRowsWidth, static_cast<unsigned>(most)}, true);
   a.y = reinterpret_cast<void*>(p.y);
   a.pitch = p.pitch == 0 ? p.n : p.pitch;
   a.parts = reinterpret_cast<float*>(memory);
   a.ready = reinterpret_cast<uint32_t*>(memory + 4 * kFewRowsParts);
   a.rows = static_cast<int32_t>(p.rows);
   a.n = static_cast<int32_t>(p.n);
-  a.sums.plane = p.rows * p.n;
   a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks};
-  if (split) a.sums.planes = reinterpret_cast<float*>(memory + kFewRowsParts);
-  a.second = p.gated ? a.n : kFewRowsTile / 2;
+  a.sums.plane = p.rows * a.sums.pitch();
+  if (split) a.sums.planes = reinterpret_cast<uint16_t*>(memory + kFewRowsParts);
   constexpr int kInFlight = 32 * 1024;
   a.in_flight = std::min((in_flight * kInFlight + type.stage_bytes() - 1) / type.stage_bytes(),
                          few_rows_stages(type, most).weights);

@@ -19,11 +19,11 @@ struct FewRowsProduct {
   int64_t pitch = 0;          // elements from row to row of y; 0: n
 };
 
-constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
+constexpr int64_t kMostFewRows = 64;  // of all types; see FewRowsType::most_rows()
 constexpr int kFewRowsBlocks = 160;   // that memory is planned for
 // Memory that the launches of a stream share; zeros at first.
 constexpr size_t kFewRowsParts =
-    size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
+    size_t{kFewRowsBlocks} * kFewRowsTile * 2 * kMostFewRows * sizeof(float);
 constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
 
 bool few_rows_reads(DType weights, int64_t k);  // rows of k values

@@ -7,15 +7,25 @@ namespace tokamak::cuda {
 
 // A box of the matrix that `map` describes, from (column, row) on. kOnce: bytes that are read once
 // and need not stay in the cache.
+constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull,
+                             kEvictLast = 0x14F0000000000000ull;
 template <bool kOnce>
 __device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int column, int row,
                                             uint32_t barrier) {
-  constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull,
-                               kEvictLast = 0x14F0000000000000ull;
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0],[%1,{%2,%3}],[%4],%5;" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(kOnce ? kEvictFirst : kEvictLast)
+      : "memory");
+}
+
+// The same of four dimensions, from (column, 0, 0, last) on; read once.
+__device__ __forceinline__ void tensor_copy_4d(uint32_t to, const void* map, int column, int last,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0],[%1,{%2,%3,%3,%4}],[%5],%6;" ::"r"(to),
+      "l"(map), "r"(column), "r"(0), "r"(last), "r"(barrier), "l"(kEvictFirst)
       : "memory");
 }
 
@@ -52,17 +62,19 @@ __device__ __forceinline__ void prefetch_map(const void* map) {
 // sums[64 x kRows] += a[64 x 16] * b[kRows x 16]^T, bf16, both in shared memory.
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], uint64_t a, uint64_t b) {
-  static_assert(kRows == 16 || kRows == 32 || kRows == 64);
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64 || kRows == 128);
   if constexpr (kRows == 16)
     asm volatile(TK_WGMMA("16", TK_NAMES_8, "%8,%9,1,1,1,0,0") : TK_SUMS_8(sums) : "l"(a), "l"(b));
   else if constexpr (kRows == 32)
     asm volatile(TK_WGMMA("32", TK_NAMES_16, "%16,%17,1,1,1,0,0")
                  : TK_SUMS_16(sums)
                  : "l"(a), "l"(b));
-  else
+  else if constexpr (kRows == 64)
     asm volatile(TK_WGMMA("64", TK_NAMES_32, "%32,%33,1,1,1,0,0")
                  : TK_SUMS_32(sums)
                  : "l"(a), "l"(b));
+  else
+    product_128<false>(sums, a, b, 1);
 }
 // The same with a in registers, as for mma.m16n8k16.
 template <int kRows>

@@ -329,7 +329,7 @@ void LayerLaunches::add_norm(LaunchList& list, const Delta& delta, uint32_t norm
   args.rows = at<int32_t>(chosen);
   args.n = decoder_.shape.hidden;
   args.eps = decoder_.shape.eps;
-  list.add_overlapped("op_layer", add_norm_kernel(args.n), {rows}, kNormThreads, args);
+  list.add_overlapped("op_layer", add_norm_kernel(args.n), {rows}, add_norm_threads(args.n), args);
 }
 
 void LayerLaunches::rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,

@@ -57,11 +57,11 @@ void PagedAttention::launch(Handle stream, const Batch& batch) {
   l.page_stride = batch.page_stride;
   set_planes(l, reinterpret_cast<void*>(batch.keys), reinterpret_cast<void*>(batch.values),
              batch.plane_pages, shape_.head_dim);
-  l.blocks = blocks_;
+  l.blocks = attention_blocks(int64_t{batch.size} * shape_.kv_heads, blocks_);
   l.in_flight = shape_.in_flight;
   l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   void* arguments[] = {&l};
-  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1, kAttentionThreads, 1, 1,
+  check(driver().launch(parts_, static_cast<unsigned>(l.blocks), 1, 1, kAttentionThreads, 1, 1,
                         static_cast<unsigned>(attention_shared_bytes(shape_.head_dim)), stream,
                         arguments, nullptr),
         "launching decode attention");

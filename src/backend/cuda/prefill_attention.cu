@@ -283,6 +283,7 @@ TK_DEVICE void attend(const PrefillLaunch& a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& s = *reinterpret_cast<Shared<d>*>(memory);
   constexpr int kConsumerWarps = 8;
+  allow_next();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPrefillPlaces; ++i) {
       barrier_init(shared_address(&s.full[i]), 1);

@@ -289,11 +289,11 @@ struct LoraArgs {
 };
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.
-constexpr int kLayerThreads = 256, kNormThreads = 512;
-constexpr int kNormStep = 4 * kNormThreads;  // values that a block reads at a time
+constexpr int kLayerThreads = 256;
 constexpr const char* add_norm_kernel(int64_t n) {
-  return n <= kNormStep ? "op_add_norm_1" : n <= 2 * kNormStep ? "op_add_norm_2" : "op_add_norm_4";
+  return n <= 2048 ? "op_add_norm_2048" : n <= 4096 ? "op_add_norm_4096" : "op_add_norm_8192";
 }
+constexpr int add_norm_threads(int64_t n) { return n <= 4096 ? 512 : 1024; }
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
