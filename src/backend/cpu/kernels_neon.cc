@@ -10,6 +10,8 @@
 
 #include "backend/cpu/qfew_neon.inc"
 
+#include "backend/cpu/qmany_neon.inc"
+
 #include "backend/cpu/hdot_neon.inc"
 
 namespace {
@@ -210,7 +212,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = !kFewRows<F> ? 4 : Panel<F>::bytes8 ? 48 : Panel<F>::minimum ? 12 : 16;
+    t.wide_rows[F] = !kFewRows<F> ? 4 : Panel<F>::bytes8 ? 24 : Panel<F>::minimum ? 12 : 16;
     fill_q<F + 1>(t);
   }
 }
@@ -226,6 +228,7 @@ const KernelTable* neon_table() {
     t.style = {4, 16, 0, 8, false};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
+    t.wide_group = 8;
     t.few_rows = kMostFewRows;
     t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
