@@ -68,6 +68,7 @@ struct PackStyle {
   uint8_t xor4;  // applied to each nibble of q4_0 (8: two's complement nibbles)
   bool pairs;    // activation tiles: rows interleaved in pairs, 8 values at a time (matrix
                  // instructions)
+  bool row_nibbles = false;  // a byte of 4-bit formats holds two rows (pack.h)
 };
 
 // One block of 32 values of kTile activation rows (or of one row), as the q kernels read it. `isum`

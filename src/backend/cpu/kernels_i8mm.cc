@@ -6,6 +6,10 @@
 
 #include "backend/cpu/vec_kernels.inc"
 
+namespace {
+constexpr bool kRowNibbles = false;
+}
+
 #include "backend/cpu/qpanel_neon.inc"
 
 namespace {

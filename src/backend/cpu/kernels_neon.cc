@@ -4,6 +4,10 @@
 
 #include "backend/cpu/vec_kernels.inc"
 
+namespace {
+constexpr bool kRowNibbles = true;
+}
+
 #include "backend/cpu/qpanel_neon.inc"
 
 #include "backend/cpu/qwide_neon.inc"
@@ -84,6 +88,12 @@ TK_INLINE RowScales row_scales(const Heads<F>& h, const BlockScales<F>& b, int r
   return s;
 }
 
+}  // namespace
+
+#include "backend/cpu/qpairs_neon.inc"
+
+namespace {
+
 // Where the sum of one activation row starts: at minus the weights' offset times the row's sum.
 template <int F>
 TK_INLINE int32x4_t start_sum(int32_t sum) {
@@ -157,7 +167,10 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
 template <int F>
 __attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* x, int64_t blocks,
                                            float* sums) {
-  qdot<F, 1, 1>(panel, x, blocks, sums);
+  if constexpr (kNibbles<F>)
+    add_pairs<F, 1>(panel, x, 0, blocks, sums);
+  else
+    qdot<F, 1, 1>(panel, x, blocks, sums);
 }
 template <int F>
 void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
@@ -186,22 +199,29 @@ void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
   qdot<F, 4, 4>(panel, x, blocks, out);
 }
 
+template <int F, int rows>
+void qdot_few(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+  if constexpr (kNibbles<F>)
+    qpairs<F, rows>(panel, x, blocks, out);
+  else
+    qfew<F, rows>(panel, x, blocks, out);
+}
+
 template <int F>
 void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if constexpr (Panel<F>::bytes8) {
-    if (rows == 1) return qfew<F, 1>(panel, x, blocks, out);
-    if (rows == 2) return qfew<F, 2>(panel, x, blocks, out);
-    if (rows == 3) return qfew<F, 3>(panel, x, blocks, out);
-  }
   if constexpr (kFewRows<F>) {
-    if (rows == 4) return qfew<F, 4>(panel, x, blocks, out);
-    if (rows == 5) return qfew<F, 5>(panel, x, blocks, out);
-    if (rows == 6) return qfew<F, 6>(panel, x, blocks, out);
-    if (rows == 7) return qfew<F, 7>(panel, x, blocks, out);
-    if (rows == 8) return qfew<F, 8>(panel, x, blocks, out);
+    if (rows == 1) return qdot_few<F, 1>(panel, x, blocks, out);
+    if (rows == 2) return qdot_few<F, 2>(panel, x, blocks, out);
+    if (rows == 3) return qdot_few<F, 3>(panel, x, blocks, out);
+    if (rows == 4) return qdot_few<F, 4>(panel, x, blocks, out);
+    if (rows == 5) return qdot_few<F, 5>(panel, x, blocks, out);
+    if (rows == 6) return qdot_few<F, 6>(panel, x, blocks, out);
+    if (rows == 7) return qdot_few<F, 7>(panel, x, blocks, out);
+    return qdot_few<F, 8>(panel, x, blocks, out);
+  } else {
+    qdot_tile<F>(panel, x, blocks, rows, out);
+    if (rows > kTile) qdot_tile<F>(panel, x + blocks, blocks, rows - kTile, out + kTile * kPanel);
   }
-  qdot_tile<F>(panel, x, blocks, rows, out);
-  if (rows > kTile) qdot_tile<F>(panel, x + blocks, blocks, rows - kTile, out + kTile * kPanel);
 }
 
 template <int F>
@@ -225,7 +245,7 @@ const KernelTable* neon_table() {
   static const KernelTable table = [] {
     KernelTable t{};
     t.name = "neon";
-    t.style = {4, 16, 0, 8, false};
+    t.style = {4, 16, 0, 0, false, true};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
     t.wide_group = 8;

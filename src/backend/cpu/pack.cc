@@ -131,6 +131,13 @@ void high_place(const PackStyle& style, int bits, int p, int& byte, int& shift) 
   shift = index % vectors * 2 * bits;
 }
 
+// Whether nibbles hold two rows, and where value k of a row then lies.
+bool has_row_nibbles(QFormat format, const PackStyle& style) {
+  return style.row_nibbles && !is_byte(format) && qlayout(format).high == 0;
+}
+int nibble_byte(int row, int k) { return row / 8 * 128 + k / 4 * 16 + row % 4 * 4 + k % 4; }
+bool in_high_nibble(int row) { return row / 4 % 2; }
+
 void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int row, uint8_t* out) {
   const QLayout& l = qlayout(format);
   if (l.scales) {
@@ -140,6 +147,11 @@ void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int 
   }
   if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) out[low_byte(style, row, k)] = b.q[k] ^ style.xor8;
+    return;
+  }
+  if (has_row_nibbles(format, style)) {
+    for (int k = 0; k < 32; ++k)
+      out[nibble_byte(row, k)] |= static_cast<uint8_t>(in_high_nibble(row) ? (b.q[k] ^ 8) << 4 : b.q[k]);
     return;
   }
   uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
@@ -162,6 +174,13 @@ void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int
   }
   if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) b.q[k] = in[low_byte(style, row, k)] ^ style.xor8;
+    return;
+  }
+  if (has_row_nibbles(format, style)) {
+    for (int k = 0; k < 32; ++k) {
+      uint8_t byte = in[nibble_byte(row, k)];
+      b.q[k] = static_cast<uint8_t>(in_high_nibble(row) ? byte >> 4 ^ 8 : byte & 15);
+    }
     return;
   }
   uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
@@ -279,6 +298,26 @@ void pack_moved(QFormat format, const PackStyle& style, const uint8_t* source, i
   }
 }
 
+// The same with two rows in a byte. The row of the low nibbles comes first and replaces what was there.
+void pack_row_nibbles(QFormat format, const uint8_t* source, int row, int64_t blocks, uint8_t* out) {
+  const QLayout& l = qlayout(format);
+  for (int64_t b = 0; b < blocks; ++b, source += l.source, out += l.bytes()) {
+    std::memcpy(out + 2 * row, source, 2);
+    if (l.head == 64) std::memcpy(out + 32 + 2 * row, source + 2, 2);
+    for (int k = 0; k < 32; k += 4) {
+      uint32_t word, held;
+      std::memcpy(&word, source + l.source - 16 + k % 16, 4);
+      word = (k < 16 ? word : word >> 4) & 0x0f0f0f0f;
+      uint8_t* to = out + l.head + nibble_byte(row, k);
+      if (in_high_nibble(row)) {
+        std::memcpy(&held, to, 4);
+        word = held | (word ^ 0x08080808) << 4;
+      }
+      std::memcpy(to, &word, 4);
+    }
+  }
+}
+
 bool is_moved(QFormat format) {
   return format == QFormat::kQ4_0 || format == QFormat::kQ4_1 || format == QFormat::kQ8_0;
 }
@@ -294,6 +333,10 @@ void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, 
   for (int row = 0; row < count; ++row) {
     const auto* source = reinterpret_cast<const uint8_t*>(rows + row * row_bytes);
     if (is_moved(format)) {
+      if (has_row_nibbles(format, style)) {
+        pack_row_nibbles(format, source, row, supers, out);
+        continue;
+      }
       pack_moved(format, style, source, row, supers, out);
       continue;
     }

@@ -162,12 +162,14 @@ TEST(Packed, NamesOfPackingsAreRead) {
     EXPECT_EQ(style->vector, t->style.vector);
     EXPECT_EQ(style->xor4, t->style.xor4);
     EXPECT_EQ(style->xor8, t->style.xor8);
+    EXPECT_EQ(style->row_nibbles, t->style.row_nibbles);
   }
   for (const char* name : {"", "cpu.panel16/2 group=8 vector=16 xor8=0 xor4=8",
                            "cpu.panel16/1 group=0 vector=16 xor8=0 xor4=8",
                            "cpu.panel16/1 group=8 vector=7 xor8=0 xor4=8",
                            "cpu.panel16/1 group=8 vector=16 xor8=0 xor4=99",
-                           "cpu.panel16/1 group=8 vector=16 xor8=0 xor4=8 "})
+                           "cpu.panel16/1 group=8 vector=16 xor8=0 xor4=8 ",
+                           "cpu.panel16/1 group=8 vector=16 xor8=0 xor4=8 nibbles=columns"})
     EXPECT_FALSE(parse_packing(name).has_value()) << name;
 }
 

@@ -245,9 +245,11 @@ void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int
   }
 }
 
+static constexpr std::string_view kRowNibbles = " nibbles=rows";
+
 std::string packing_name(const PackStyle& style) {
-  return fmt::format("cpu.panel16/1 group={} vector={} xor8={} xor4={}", style.group, style.vector,
-                     style.xor8, style.xor4);
+  return fmt::format("cpu.panel16/1 group={} vector={} xor8={} xor4={}{}", style.group, style.vector,
+                     style.xor8, style.xor4, style.row_nibbles ? kRowNibbles : "");
 }
 
 std::optional<PackStyle> parse_packing(std::string_view name) {
@@ -258,6 +260,7 @@ std::optional<PackStyle> parse_packing(std::string_view name) {
     return std::nullopt;
   style.xor8 = static_cast<uint8_t>(xor8);
   style.xor4 = static_cast<uint8_t>(xor4);
+  style.row_nibbles = name.ends_with(kRowNibbles);
   bool known = (style.group == 4 || style.group == 8) && xor8 < 256 && xor4 < 16 &&
                (style.vector == 16 || style.vector == 32 || style.vector == 64);
   return known && packing_name(style) == name ? std::optional(style) : std::nullopt;
