@@ -4,6 +4,7 @@
 #include <tokamak/tokamak.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 
@@ -198,8 +199,9 @@ void run_vs(const VsFlags& f) {
   std::vector<VsRow> rows = compare(f, build);
   Value r = report(f, rows, build);
   std::string text = f.json ? dump_json(r, 2) + "\n" : markdown(f, r);
+  fmt::print("{}", text);  // first: it is all there is if the file cannot be written
+  std::fflush(stdout);
   if (!f.out.empty()) write_text_file(f.out, text);
-  fmt::print("{}", text);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/new_file.h"
 #include "text/index/passages.h"
 #include "text/index/vector_index.h"
 #include "text/unicode.h"
@@ -73,6 +74,7 @@ void make_index(const RagFlags& f) {
     }
   }
   if (texts.empty()) fail(ErrorCode::kInvalidArgument, "the files of {} are empty", f.folder);
+  { NewFile writable(index_path(f)); }  // an error now, rather than after the embedding
   Model model = open_with_progress(f.model);
   EmbedOptions options;
   options.prompt = "document";

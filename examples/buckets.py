@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from common import HERE, expect, table, tokamak, tokamak_json
+from common import expect, say, script, table, tokamak, tokamak_json
 
 BUCKETS = "128,512,2048"
 
@@ -19,8 +19,7 @@ BUCKETS = "128,512,2048"
 def model():
     if len(sys.argv) > 1:
         return sys.argv[1]
-    done = subprocess.run([HERE.parent / "tools/get_model.py"], text=True, stdout=subprocess.PIPE, check=True)
-    return done.stdout.split("\n")[-2]
+    return script("tools/get_model.py", stdout=subprocess.PIPE).stdout.split("\n")[-2]
 
 
 def measure(path, prompt, *flags):
@@ -35,6 +34,7 @@ rows, compiles, waste = [], 0, {}
 path = model()
 for prompt in (32, 4096):
     for name, flags in (("buckets", ("--shapes", "buckets", "--buckets", BUCKETS)), ("dynamic", ("--shapes", "dynamic"))):
+        say(f"{prompt} tokens, {name}: compiling and measuring")
         row = measure(path, prompt, *flags)
         dispatch = row["dispatch"]
         plans = ", ".join(f"{plan} x{n}" for plan, n in dispatch["steps"].items() if n and plan.startswith("step"))

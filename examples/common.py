@@ -8,10 +8,32 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 BINARY = os.environ.get("TOKAMAK_BINARY", str(HERE.parent / "build/release/tokamak"))
 
+# Ctrl-C ends an example without a traceback; its temporary folders have been removed by then.
+sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(sys.modules["__main__"].__doc__.strip()))
+
+
+def say(text):
+    """What runs now, for a person who waits."""
+    if sys.stderr.isatty():
+        print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def script(path, *args, **kwargs):
+    """Runs a script of the repository, which says by itself what is wrong."""
+    done = subprocess.run([sys.executable, HERE.parent / path, *map(str, args)], text=True, **kwargs)
+    if done.returncode:
+        sys.exit(f"{path} failed")
+    return done
+
 
 def tokamak(*args, may_fail=False, **kwargs):
     """Runs a verb and returns the finished process. An error ends the example with the program's own message."""
-    done = subprocess.run([BINARY, *map(str, args)], text=True, capture_output=True, **kwargs)
+    try:
+        done = subprocess.run([BINARY, *map(str, args)], text=True, capture_output=True, **kwargs)
+    except OSError as error:
+        sys.exit(f"cannot run {BINARY} ({error.strerror}): build it with make build, or name another one in TOKAMAK_BINARY")
     if done.returncode and not may_fail:
         sys.exit(f"tokamak {' '.join(map(str, args))}: {done.stderr.strip()}")
     return done

@@ -8,22 +8,23 @@ sends one prompt that fits and one that is a token too long. Needs numpy and ggu
 """
 import importlib.util
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-from common import HERE, expect, tokamak
+from common import expect, say, script, tokamak
 
 if missing := [name for name in ("numpy", "gguf") if not importlib.util.find_spec(name)]:
     sys.exit(f"this example needs the packages {' and '.join(missing)}: pip install -r tools/requirements-test.txt")
 
 with tempfile.TemporaryDirectory() as folder:
     gguf, bundle = pathlib.Path(folder, "qwen3-1.7b.gguf"), pathlib.Path(folder, "qwen3-1.7b.tkm")
-    subprocess.run([sys.executable, HERE.parent / "tools/random_model.py", gguf, "--shape", "qwen3-1.7b", "--type", "q4_0",
-                    "--context", "32768", *sys.argv[1:]], check=True)
+    say("writing random weights")
+    script("tools/random_model.py", gguf, "--shape", "qwen3-1.7b", "--type", "q4_0", "--context", 32768, *sys.argv[1:])
+    say("compiling")
     tokamak("compile", gguf, "-o", bundle, "--max-batch", 32, "--max-len", 4096)
     print(f"model {gguf.stat().st_size / 1e6:.0f} MB, bundle {bundle.stat().st_size / 1e6:.0f} MB, 32 sequences of 4096 tokens")
 
+    say("a prompt of 4095 tokens")
     fits = tokamak("run", bundle, "a" * 4095, "--max-tokens", 1, "--temperature", 0, "--json")
     print("4095 tokens and one more:", "answered")
     refused = tokamak("run", bundle, "a" * 4097, "--max-tokens", 1, "--temperature", 0, "--json", may_fail=True)

@@ -115,6 +115,9 @@ class Vs(unittest.TestCase):
         done = run("bench", "vs", LLAMA, "--llama-bench", "no-such-program", "--prompt", "8", "--gen", "4")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("cannot start no-such-program", done.stderr)
+        done = self.vs("--repeat", "1", "-o", "/nowhere/report.md")  # the measurement is not lost
+        self.assertEqual((done.returncode, done.stderr), (2, "error: cannot write /nowhere/report.md: No such file or directory\n"))
+        self.assertIn("| llama.gguf |", done.stdout)
         self.peer.write_text("#!/bin/sh\nexit 3\n")
         done = self.vs()
         self.assertNotEqual(done.returncode, 0)

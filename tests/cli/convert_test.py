@@ -222,6 +222,8 @@ class Convert(unittest.TestCase):
         cases = [
             (("convert", llama, out), 2, "exists; remove it or add --force"),
             (("convert", llama, self.folder / "f", "--type", "q4_0"), 2, "write a .gguf file"),
+            (("convert", llama, self.folder / "b.txt"), 2, ".txt files are not written; OUT is a file that ends in .gguf, or a folder"),
+            (("convert", llama, self.folder / "b.Safetensors"), 2, ".safetensors files are not written"),
             (("convert", llama, self.folder / "b.gguf", "--type", "q9"), 2, "unknown type q9"),
             (("convert", llama, self.folder / "b.gguf", "--type", "iq2_xs"), 1, "can be read but not written"),
             (("convert", FAMILIES / "opt", self.folder / "b.gguf"), 1, "GGUF has no layout"),
@@ -242,7 +244,8 @@ class Convert(unittest.TestCase):
         self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["out.gguf"])
         self.assertEqual(out.read_text(), "mine")
         self.convert(llama, out, "--force")
-        self.assertEqual(out.read_bytes()[:4], b"GGUF")
+        self.convert(out, self.folder / "upper.GGUF")
+        self.assertEqual((out.read_bytes()[:4], (self.folder / "upper.GGUF").read_bytes()[:4]), (b"GGUF", b"GGUF"))
 
     def test_force_into_a_folder(self):
         """Other files stay; tensors of another model would be loaded instead of the new ones."""

@@ -1,9 +1,12 @@
 """Runs every worked example; each fails by itself when it no longer shows what it says."""
 import os
 import pathlib
+import pty
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from tokamak import BINARY, SOURCE
@@ -11,9 +14,9 @@ from tokamak import BINARY, SOURCE
 EXAMPLES = pathlib.Path(SOURCE) / "examples"
 
 
-def run_script(path, *args):
+def run_script(path, *args, binary=BINARY):
     done = subprocess.run([sys.executable, str(path), *map(str, args)], text=True, capture_output=True, timeout=250,
-                          env={**os.environ, "TOKAMAK_BINARY": str(BINARY)})
+                          env={**os.environ, "TOKAMAK_BINARY": str(binary)})
     return done.returncode, done.stdout, done.stderr
 
 
@@ -42,6 +45,35 @@ class Examples(unittest.TestCase):
                                       "--context", 8192)
             self.assertEqual(code, 0, err)
             self.assertIn("compiled while running: 0", self.show("buckets.py", model))
+
+    def test_what_is_missing_is_named(self):
+        code, out, err = run_script(EXAMPLES / "simplify.py", binary="/nowhere/tokamak")
+        self.assertEqual((code, out, err.count("\n")), (1, "", 1))
+        self.assertIn("/nowhere/tokamak (No such file or directory): build it with make build", err)
+        code, _, err = run_script(EXAMPLES / "buckets.py", "/nowhere/model.gguf")
+        self.assertEqual((code, err.count("\n")), (1, 1))
+        self.assertIn("/nowhere/model.gguf", err)
+        for script in EXAMPLES.glob("*.py"):
+            if script.name != "common.py":
+                self.assertEqual(self.show(script.name, "--help"), script.read_text().split('"""')[1].strip() + "\n")
+
+    def test_a_terminal_shows_progress_and_an_interrupt_ends_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            screen, terminal = pty.openpty()
+            example = subprocess.Popen([sys.executable, EXAMPLES / "limit.py", "--layers", "4"], stdout=terminal, stderr=terminal,
+                                       env={**os.environ, "TOKAMAK_BINARY": str(BINARY), "TMPDIR": folder}, start_new_session=True)
+            os.close(terminal)
+            shown = b""
+            while b"\n" not in shown:
+                shown += os.read(screen, 1000)
+            self.assertIn(b"... writing random weights", shown)
+            while not any(f.stat().st_size for f in pathlib.Path(folder).rglob("*.gguf")):
+                time.sleep(0.01)
+            os.killpg(example.pid, signal.SIGINT)
+            self.assertEqual(example.wait(60), -signal.SIGINT)
+            self.assertEqual(os.read(screen, 1000), b"random_model: stopped\r\n")  # and no traceback
+            os.close(screen)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_the_list_is_complete(self):
         listed = (EXAMPLES / "README.md").read_text()

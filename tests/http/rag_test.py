@@ -97,6 +97,9 @@ class Rag(unittest.TestCase):
             status, text = self.post(body)
             self.assertEqual((status, json.loads(text)["error"]["param"]), (400, param), text)
         self.assertEqual(self.post({"query": "x", "model": "none"})[0], 404)
+        # Found before the model is opened and all passages are embedded.
+        done = run("rag", "index", self.folder, "-m", "/nowhere/model", "--index", "/nowhere/index")
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]*/nowhere/index[^\n]*\n\Z")
         done = run("serve", TINY / "llama", "--rag-index", self.folder)
         self.assertEqual((done.returncode, "--rag-index needs --rag-model" in done.stderr), (2, True), done.stderr)
         done = run("serve", TINY / "llama", "--port", "0", "--rag-index", self.folder, "--rag-model", TINY / "roberta")

@@ -325,8 +325,23 @@ void check_folder(const fs::path& folder) {
   }
 }
 
+std::string lower_ending(const fs::path& path) {
+  std::string ending = path.extension().string();
+  for (char& c : ending)
+    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
+  return ending;
+}
+
 void check_target(const ConvertOptions& options, bool gguf) {
   std::error_code ec;
+  // A folder may have any name, but whoever writes one of these means a file.
+  for (const char* ending : {".bin", ".ggml", ".json", ".onnx", ".pt", ".pth", ".safetensors",
+                             ".tkm", ".txt", ".zip"})
+    if (lower_ending(options.out) == ending && !fs::is_directory(options.out, ec))
+      fail(ErrorCode::kInvalidArgument,
+           "{}: {} files are not written; OUT is a file that ends in .gguf, or a folder for "
+           "safetensors",
+           options.out.string(), ending);
   bool there = fs::exists(options.out, ec) &&
                (!fs::is_directory(options.out, ec) || !fs::is_empty(options.out, ec));
   if (there && !options.overwrite)
@@ -365,11 +380,11 @@ DType type_for(const ConvertOptions& options, std::string_view name,
 }
 
 ConvertReport convert_model(const ConvertOptions& options) {
-  bool gguf = options.out.extension() == ".gguf";
+  bool gguf = lower_ending(options.out) == ".gguf";
   check_target(options, gguf);
   Converter converter(options);
   std::error_code ec;
-  bool from_gguf = !fs::is_directory(options.in, ec) && options.in.extension() == ".gguf";
+  bool from_gguf = !fs::is_directory(options.in, ec) && lower_ending(options.in) == ".gguf";
   if (from_gguf && gguf) {
     auto file = GgufFile::open(options.in);
     requantize(*file, options, converter);
