@@ -151,7 +151,8 @@ void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int 
   }
   if (has_row_nibbles(format, style)) {
     for (int k = 0; k < 32; ++k)
-      out[nibble_byte(row, k)] |= static_cast<uint8_t>(in_high_nibble(row) ? (b.q[k] ^ 8) << 4 : b.q[k]);
+      out[nibble_byte(row, k)] |=
+          static_cast<uint8_t>(in_high_nibble(row) ? (b.q[k] ^ 8) << 4 : b.q[k]);
     return;
   }
   uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
@@ -298,8 +299,10 @@ void pack_moved(QFormat format, const PackStyle& style, const uint8_t* source, i
   }
 }
 
-// The same with two rows in a byte. The row of the low nibbles comes first and replaces what was there.
-void pack_row_nibbles(QFormat format, const uint8_t* source, int row, int64_t blocks, uint8_t* out) {
+// The same with two rows in a byte. The row of the low nibbles comes first and replaces what was
+// there.
+void pack_row_nibbles(QFormat format, const uint8_t* source, int row, int64_t blocks,
+                      uint8_t* out) {
   const QLayout& l = qlayout(format);
   for (int64_t b = 0; b < blocks; ++b, source += l.source, out += l.bytes()) {
     std::memcpy(out + 2 * row, source, 2);

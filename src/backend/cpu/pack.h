@@ -13,8 +13,8 @@
 // the high bits of the values of 2 (6 bit) or 4 (5 bit) vectors of low bits: bits of the low
 // nibble's value, then of the high nibble's, for each of them in turn.
 // With row_nibbles, formats of 4 bits and no more hold two rows in a byte instead: byte
-// row / 8 * 128 + k / 4 * 16 + row % 4 * 4 + k % 4 has value k of this row in its low nibble (row % 8 < 4)
-// or, minus 8, in its high nibble.
+// row / 8 * 128 + k / 4 * 16 + row % 4 * 4 + k % 4 has value k of this row in its low nibble (row %
+// 8 < 4) or, minus 8, in its high nibble.
 #include <cstddef>
 #include <optional>
 

@@ -248,8 +248,8 @@ void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int
 static constexpr std::string_view kRowNibbles = " nibbles=rows";
 
 std::string packing_name(const PackStyle& style) {
-  return fmt::format("cpu.panel16/1 group={} vector={} xor8={} xor4={}{}", style.group, style.vector,
-                     style.xor8, style.xor4, style.row_nibbles ? kRowNibbles : "");
+  return fmt::format("cpu.panel16/1 group={} vector={} xor8={} xor4={}{}", style.group,
+                     style.vector, style.xor8, style.xor4, style.row_nibbles ? kRowNibbles : "");
 }
 
 std::optional<PackStyle> parse_packing(std::string_view name) {
