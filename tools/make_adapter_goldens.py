@@ -35,7 +35,7 @@ def main():
             golden = make_goldens.golden_of(adapter["model"], model, True, tensors, [20, 13], [0, 4, 9])
             change = make_goldens.nmse(make_goldens.logits_of(model, ids), plain)
             assert change > 1e-3, f"{name} changes too little: {change}"
-            make_goldens.write_golden(out / f"{name}.json", golden)
+            tiny_models.write_golden(out / f"{name}.json", golden)
             print(f"{name}: changes the logits by NMSE {change:.2g}")
 
 

@@ -74,7 +74,10 @@ def vector_of(name, model, tensors, ids, second):
     if hasattr(out, "logits"):
         return out.logits[0].numpy()
     x = out.last_hidden_state[0].numpy()
-    return x[0] if tiny_encoders.pooling_of(name) == "cls" else x.mean(0)
+    x = x[0] if tiny_encoders.pooling_of(name) == "cls" else x.mean(0)
+    for matrix in (m for t, m in tensors.items() if "_Dense/" in t):
+        x = matrix.astype(np.float64) @ x
+    return x
 
 
 def load(folder, config):

@@ -94,6 +94,11 @@ FAMILIES_SWITCHED = {
     "dots1": [{"norm_topk_prob": False}, {"topk_group": 2}], "ernie4_5_moe": [{"moe_k": 3}],
     "minimax_m2": [{"rotary_dim": 16}, {"num_experts_per_tok": 3}], "qwen35": [{"partial_rotary_factor": 0.25}],
     "qwen35moe": [{"num_experts_per_tok": 3}],
+    "afmoe": [{"sliding_window": 9}, {"route_scale": 1.0}, {"mup_enabled": False}],
+    "exaone_moe": [{"sliding_window": 9}, {"topk_group": 1}, {"routed_scaling_factor": 1.0}],
+    "phimoe_mixed": [{"router_jitter_noise": 0.01}], "minicpm3": [{"scale_emb": 6}, {"scale_depth": 1.0}, {"dim_model_base": 64}],
+    "hyperclovax": [{"use_post_norm": False}, {"logits_scaling": 1.0}], "gpt_neo": [{"window_size": 9}],
+    "jamba": [{"attn_layer_offset": 1, "num_experts_per_tok": 1}],
     "glm4moe": [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 1}, {"n_group": 1, "topk_group": 1},
                 {"partial_rotary_factor": 1.0}],
 }

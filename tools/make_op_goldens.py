@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 
 from keyed_noise import gumbel
-from recurrent_goldens import latent, recurrent
+from recurrent_goldens import sequence_states
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ops" / "cases.json"
 rng = np.random.default_rng(20261115)
@@ -494,7 +494,6 @@ def encoders():
 
 for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
-recurrent(case, rand, pack, rng)
-latent(case, rand, Batch, attention)
+sequence_states(case, rand, pack, rng, Batch, attention)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")

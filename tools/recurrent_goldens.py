@@ -7,7 +7,8 @@ LENGTHS = np.array([9, 17, 2, 0, 1], dtype=np.int32)
 BLOCKS = 7
 
 
-def recurrent(case, rand, pack, rng):
+def sequences(pack, rng):
+    """The view of the sequences, and functions for a state and for a case."""
     table = rng.permutation(BLOCKS)[:len(LENGTHS)].astype(np.int32)
     table[3] = -1
     view = {"view": {"table": [int(b) for b in table], "stride": 1, "block_size": 1 << 30}}
@@ -26,6 +27,11 @@ def recurrent(case, rand, pack, rng):
             y[rows], after[table[b]] = advance(rows, before)
         return [state(after), y]
 
+    return view, state, run
+
+
+def recurrent(case, rand, pack, rng):
+    view, state, run = sequences(pack, rng)
     for taps, with_bias in [(4, True), (2, False)]:
         x, w, bias = rand(12, 5), rand(5, taps), rand(5)
         data = rand(BLOCKS, taps - 1, 5)
@@ -83,3 +89,27 @@ def latent(case, rand, Batch, attention):
         extra = [mask] if masked else []
         case("attend_latent", batch.inputs(q) + extra + [wk, wv],
              [attention(whole, q, mask=mask if masked else None)], {"scale": 0.3}, name)
+
+
+def channels(case, rand, pack, rng):
+    """ssm_scan with a decay for each number of a state (Mamba)."""
+    view, state, run = sequences(pack, rng)
+    count, n = 5, 6
+    x, dt, a = rand(12, count, 1), np.abs(rand(12, count)), -np.abs(rand(count, n))
+    b, c, data = rand(12, 1, n), rand(12, 1, n), rand(BLOCKS, count, 1, n)
+
+    def own_decays(rows, s):
+        out = []
+        for i in rows:
+            s = s * np.exp(dt[i][:, None] * a)[:, None] + np.einsum("h,hp,n->hpn", dt[i], x[i], b[i, 0])
+            out.append(np.einsum("hpn,n->hp", s, c[i, 0]))
+        return np.stack(out), s
+
+    case("ssm_scan", [state(data), view, STARTS, LENGTHS, x, dt, a, b, c], run(own_decays, data, x.shape), {}, "own_decays")
+
+
+def sequence_states(case, rand, pack, rng, Batch, attention):
+    """All of them; new cases come last, so that the numbers of the others stay."""
+    recurrent(case, rand, pack, rng)
+    latent(case, rand, Batch, attention)
+    channels(case, rand, pack, rng)

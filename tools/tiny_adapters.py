@@ -20,11 +20,12 @@ ADAPTERS = {
                        "alpha_pattern": {"down_proj": 6}},
     "llama_dora": {"model": "llama", "target_modules": ["q_proj", "o_proj", "up_proj"], "use_dora": True},
     "llama_head": {"model": "llama", "target_modules": ["o_proj", "lm_head"]},
+    "llama_saved": {"model": "llama", "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
     "qwen2_mlp": {"model": "qwen2", "target_modules": ["q_proj", "gate_proj", "down_proj"], "r": 16},
     "phi3_fused": {"model": "phi3", "target_modules": ["qkv_proj", "gate_up_proj"]},
     "gpt2_conv": {"model": "gpt2", "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True},
 }
-NO_RUN_TIME = {"llama_dora", "llama_head"}  # can be merged only
+NO_RUN_TIME = {"llama_dora", "llama_head", "llama_saved"}  # can be merged only
 
 
 def config_of(name):
@@ -41,6 +42,8 @@ def tensors_of(name, random_tensor, weights_of):
     out = {}
     for tensor, w in weights_of(model).items():
         module = tensor.removesuffix(".weight")
+        if module.rsplit(".", 1)[-1] in (config["modules_to_save"] or []):
+            out["base_model.model." + tensor] = random_tensor(name, module, w.shape, float(w.std()), float(w.mean()))
         if module == tensor or module.rsplit(".", 1)[-1] not in config["target_modules"]:
             continue
         rows, columns = w.shape[::-1] if config["fan_in_fan_out"] else w.shape

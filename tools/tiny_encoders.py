@@ -1,7 +1,7 @@
 """The encoders among the tiny models (tiny_models.py writes them): BERT and its relatives, with random weights.
 
 Each becomes FOLDER/NAME/ with config.json, model.safetensors, tokenizer.json and, for some, the files of sentence-transformers;
-BERT and Nomic also FOLDER/NAME.gguf. tools/make_encoder_goldens.py computes the expected vectors.
+BERT, Nomic and EmbeddingGemma also FOLDER/NAME.gguf. tools/make_encoder_goldens.py computes the expected vectors.
 """
 import json
 import pathlib
@@ -61,14 +61,22 @@ ENCODERS = {
         "n_layer": 2, "n_head": 3, "n_positions": CONTEXT, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12,
         "activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "prenorm": False,
         "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "torch_dtype": "float32"},
+    "embeddinggemma": {
+        "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "vocab_size": VOCAB, "hidden_size": 48, "head_dim": 16,
+        "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": CONTEXT, "query_pre_attn_scalar": 16, "sliding_window": 9, "use_bidirectional_attention": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "pad_token_id": 0, "torch_dtype": "float32"},
 }
-AS_GGUF = {"bert": "bert", "nomic": "nomic-bert"}
+AS_GGUF = {"bert": "bert", "nomic": "nomic-bert", "embeddinggemma": "gemma-embedding"}
 # sentence-transformers files: pooling, normalisation, longest text, prompts.
 SENTENCE = {
     "bert": {"pooling": "mean", "normalize": True, "max_seq_length": 32},
     "roberta": {"pooling": "cls", "normalize": False, "max_seq_length": None},
     "distilbert": {"pooling": "mean", "normalize": False, "max_seq_length": 48,
                    "prompts": {"query": "query: ", "document": ""}},
+    "embeddinggemma": {"pooling": "mean", "normalize": True, "max_seq_length": 48, "dense": [80, 48],
+                       "prompts": {"query": "query: ", "document": "title: none "}},
 }
 
 
@@ -165,7 +173,30 @@ def nomic_weights(w, c):
         layer_norm(w, at + "norm2", hidden)
 
 
-WEIGHTS = {"bert": bert_weights, "roberta": bert_weights, "xlm-roberta": bert_weights, "distilbert": distilbert_weights,
+def gemma_weights(w, c):
+    """Norms are stored minus one. The layers after the pooling have folders of their own."""
+    hidden, ffn, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    w.table("embed_tokens.weight", VOCAB, hidden)
+    for i in range(c["num_hidden_layers"]):
+        at = f"layers.{i}."
+        for part, heads in (("q", c["num_attention_heads"]), ("k", 1), ("v", 1)):
+            dense(w, f"{at}self_attn.{part}_proj", heads * head, hidden, gain=1.5, bias=False)
+        dense(w, at + "self_attn.o_proj", hidden, c["num_attention_heads"] * head, bias=False)
+        for part in "qk":
+            w.vector(f"{at}self_attn.{part}_norm.weight", head, 0.2)
+        for part in ("gate", "up"):
+            dense(w, f"{at}mlp.{part}_proj", ffn, hidden, bias=False)
+        dense(w, at + "mlp.down_proj", hidden, ffn, gain=1.5, bias=False)
+        for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            w.vector(f"{at}{part}_layernorm.weight", hidden, 0.2)
+    w.vector("norm.weight", hidden, 0.2)
+    columns = hidden
+    for i, rows in enumerate(SENTENCE["embeddinggemma"]["dense"]):
+        dense(w, f"{i + 2}_Dense/linear", rows, columns, bias=False)
+        columns = rows
+
+
+WEIGHTS = {"gemma3_text": gemma_weights, "bert": bert_weights, "roberta": bert_weights, "xlm-roberta": bert_weights, "distilbert": distilbert_weights,
            "modernbert": modernbert_weights, "nomic_bert": nomic_weights}
 
 
@@ -204,7 +235,13 @@ def write_json(path, value):
 
 
 def write_sentence_files(folder, spec):
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + ([("2_Normalize", "Normalize")] if spec["normalize"] else [])
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [(f"{i + 2}_Dense", "Dense") for i in range(len(spec.get("dense", [])))]
+    modules += [(f"{len(modules)}_Normalize", "Normalize")] if spec["normalize"] else []
+    for i, rows in enumerate(spec.get("dense", [])):
+        write_json(folder / f"{i + 2}_Dense" / "config.json", {
+            "in_features": 48 if i == 0 else spec["dense"][i - 1], "out_features": rows, "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity"})
     write_json(folder / "modules.json", [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(modules)])
@@ -228,9 +265,18 @@ GGUF_NAMES = {
 }
 
 
+GGUF_NAMES |= {
+    "embed_tokens": "token_embd", "norm": "output_norm", "2_Dense/linear": "dense_2", "3_Dense/linear": "dense_3",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{p}_proj": f"attn_{p}" for p in "qkv"}, **{f"self_attn.{p}_norm": f"attn_{p}_norm" for p in "qk"},
+    **{f"mlp.{p}_proj": f"ffn_{p}" for p in ("gate", "up", "down")},
+}
+
+
 def gguf_name(name):
     stem, kind = name.rsplit(".", 1)
-    for top in ("encoder.layer.", "encoder.layers."):
+    for top in ("encoder.layer.", "encoder.layers.", "layers."):
         if stem.startswith(top):
             number, rest = stem[len(top):].split(".", 1)
             return f"blk.{number}.{GGUF_NAMES[rest]}.{kind}"
@@ -246,7 +292,19 @@ def write_gguf(path, name, tensors):
     w.add_embedding_length(48)
     w.add_feed_forward_length(c.get("intermediate_size") or c["n_inner"])
     w.add_head_count(3)
-    w.add_layer_norm_eps(1e-12)
+    gemma = name == "embeddinggemma"
+    if gemma:
+        w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+        w.add_head_count_kv(1)
+        w.add_key_length(16)
+        w.add_value_length(16)
+        w.add_rope_freq_base(c["rope_theta"])
+        w.add_sliding_window(c["sliding_window"])
+        w.add_array("gemma-embedding.attention.sliding_window_pattern", [x == "sliding_attention" for x in c["layer_types"]])
+        for i, (rows, columns) in enumerate(((80, 48), (48, 80))):
+            w.add_dense_features_dims(f"dense_{i + 2}", columns, rows)
+    else:
+        w.add_layer_norm_eps(1e-12)
     w.add_causal_attention(False)
     w.add_pooling_type(gguf.PoolingType.MEAN)
     if name == "nomic":
@@ -261,7 +319,7 @@ def write_gguf(path, name, tensors):
     w.add_sep_token_id(SEP)
     w.add_unk_token_id(1)
     for tensor, x in tensors.items():
-        w.add_tensor(gguf_name(tensor), x)
+        w.add_tensor(gguf_name(tensor), x + 1 if gemma and x.ndim == 1 else x)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -275,9 +333,11 @@ def write_model(name, out, tensors):
     write_json(folder / "tokenizer.json", tokenizer_json())
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]",
                                                   "sep_token": "[SEP]", "model_max_length": CONTEXT})
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if name in SENTENCE:
         write_sentence_files(folder, SENTENCE[name])
+    for part in {t.rpartition("/")[0] for t in tensors}:  # "": the model itself
+        own = {t.rpartition("/")[2]: x for t, x in tensors.items() if t.rpartition("/")[0] == part}
+        save_file(own, folder / part / "model.safetensors", metadata={"format": "pt"})
     if name in AS_GGUF:
         write_gguf(out / f"{name}.gguf", name, tensors)
 

@@ -196,7 +196,7 @@ class Checkpoint:
         self.add(module + ".SCB", scb)
         self.add(module + ".weight_format", np.array(0, np.uint8))
 
-    def nvfp4(self, module, w, whole=1024.0):
+    def nvfp4(self, module, w, whole=1024.0, modelopt=False):
         """Scales of 16 values in fp8, times one of the whole matrix (a power of two, so that no value is rounded)."""
         n, k = w.shape
         parts = w.reshape(n, k // 16, 16)
@@ -205,9 +205,13 @@ class Checkpoint:
         scaled = parts / np.maximum(every, F32(1e-30))[..., None]
         codes = np.abs(FP4[None, None, None] - scaled[..., None]).argmin(-1).astype(np.uint8).reshape(n, k)
         self.value(module, FP4[codes] * np.repeat(every, 16, 1))
-        self.add(module + ".weight_packed", codes[:, 0::2] | codes[:, 1::2] << 4)
+        self.add(module + (".weight" if modelopt else ".weight_packed"), codes[:, 0::2] | codes[:, 1::2] << 4)
         self.add(module + ".weight_scale", scales, "F8_E4M3")
-        self.add(module + ".weight_global_scale", np.array([whole], F32))
+        if modelopt:  # a factor, not a divisor, and a scale of activations that is not needed
+            self.add(module + ".weight_scale_2", np.array(1 / whole, F32))
+            self.add(module + ".input_scale", np.array(0.01, F32))
+        else:
+            self.add(module + ".weight_global_scale", np.array([whole], F32))
 
     def mxfp4(self, module, w):
         n, k = w.shape
@@ -263,6 +267,8 @@ QUANTIZED = {
                          by_part({"": ("mxfp4", {})})),
     "nvfp4_packed": ("starcoder2", compressed("nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16),
                      by_part({"c_proj": ("nvfp4", {"whole": 4096.0}), "": ("nvfp4", {})})),
+    "modelopt": ("llama", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, by_part({
+        "down_proj": ("fp8", {"rows": 10 ** 9, "columns": 10 ** 9}), "": ("nvfp4", {"modelopt": True})})),
     "fp8_blocks": ("llama", {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
                              "weight_block_size": [128, 128]},
                    by_part({"": ("fp8", {"rows": 128, "columns": 128, "name": "weight_scale_inv"})})),

@@ -73,6 +73,8 @@ class AdaptedWeights final : public WeightSource {
 
   const TensorView* find(std::string_view name) const override {
     if (auto slot = slots_.find(name); slot != slots_.end()) return &slot->second;
+    if (auto saved = saved_.find(name); saved != saved_.end())
+      return saved->second.first->find(saved->second.second);
     auto it = merged_.find(name);
     if (it == merged_.end()) return base_->find(name);
     std::lock_guard lock(mutex_);
@@ -92,6 +94,11 @@ class AdaptedWeights final : public WeightSource {
 
   void merge(const std::string& source, WeightEntry entry, AdapterTarget target) {
     merged_.emplace(source, Merged{std::move(entry), std::move(target), {}, {}});
+  }
+  // A tensor of another file under a name of its own.
+  void add(const std::string& source, std::shared_ptr<const WeightSource> file,
+           const std::string& tensor) {
+    saved_.emplace(source, std::pair(std::move(file), tensor));
   }
   void add_slots(const std::string& name, std::vector<int64_t> dims) {
     slots_.emplace(name, TensorView{DType::kF32, std::move(dims), {}});
@@ -120,6 +127,8 @@ class AdaptedWeights final : public WeightSource {
   std::shared_ptr<const WeightSource> base_;
   mutable std::mutex mutex_;
   mutable std::map<std::string, Merged, std::less<>> merged_;
+  std::map<std::string, std::pair<std::shared_ptr<const WeightSource>, std::string>, std::less<>>
+      saved_;
   std::map<std::string, TensorView, std::less<>> slots_;
   std::unique_ptr<ZeroPages> zeros_;
 };
@@ -139,7 +148,15 @@ void merge_adapter(ImportedModel& model, const std::string& path, size_t number)
     weights->merge(source, std::move(entry), std::move(target));
     weight.recipe = {{source}, {}};
   }
-  log::info("{} is merged: {} matrices, rank {}", path, adapter.targets.size(), adapter.rank);
+  for (const AdapterReplacement& r : adapter.replaced) {
+    add_weight(model.config, *adapter.file, path, r.slot, {r.tensor}, r.steps);
+    std::string source = fmt::format("saved.{}.{}", number, r.tensor);
+    model.config.weights.at(r.slot.name()).recipe.sources = {source};
+    weights->add(source, adapter.file, r.tensor);
+    if (r.slot.stem == "output") model.config.tied_embeddings = false;
+  }
+  log::info("{} is merged: {} matrices, rank {}, {} whole weights", path, adapter.targets.size(),
+            adapter.rank, adapter.replaced.size());
   model.weights = std::move(weights);
 }
 
@@ -184,6 +201,11 @@ std::shared_ptr<const Adapter> make_adapter(const std::string& name, const std::
          "{}: DoRA scales the rows of the model's own weights; merge the adapter with "
          "--merge-adapter",
          path);
+  if (!imported.replaced.empty())
+    fail(ErrorCode::kUnsupported,
+         "{}: replaces {} (modules_to_save), which all requests share; merge the adapter with "
+         "--merge-adapter",
+         path, imported.replaced[0].slot.name());
   if (imported.rank > most_rank)
     fail(ErrorCode::kOutOfRange, "{}: the adapter has rank {}; start with --max-lora-rank {}", path,
          imported.rank, imported.rank);

@@ -48,22 +48,22 @@ struct BundleSource {  // the contents of a bundle, from a model file or from an
 Value meta_value(const BundleSource& source, const PlanSet& plans, const Backend& backend,
                  const CompileOptions& options, std::string_view producer) {
   const ModelConfig& c = source.config;
-  return Value::Object{
-      {"producer", producer},
-      {"model", plans.model},
-      {"architecture", c.architecture},
-      {"source", source.name},
-      {"backend", backend.name()},
-      {"isa", backend.isa()},
-      {"packing", backend.packing()},
-      {"numerics_id", plans.numerics_id},
-      {"sizes",
-       Value::Object{
-           {"vocab", c.vocab}, {"hidden", c.hidden}, {"layers", c.layers}, {"context", c.context}}},
-      {"options", options_value(options)},
-      {"generation_config", source.generation},
-      {"embedding", embedding_value(c.embedding)},
-      {"metadata", source.metadata}};
+  return Value::Object{{"producer", producer},
+                       {"model", plans.model},
+                       {"architecture", c.architecture},
+                       {"source", source.name},
+                       {"backend", backend.name()},
+                       {"isa", backend.isa()},
+                       {"packing", backend.packing()},
+                       {"numerics_id", plans.numerics_id},
+                       {"sizes", Value::Object{{"vocab", c.vocab},
+                                               {"hidden", c.vector_size()},
+                                               {"layers", c.layers},
+                                               {"context", c.context}}},
+                       {"options", options_value(options)},
+                       {"generation_config", source.generation},
+                       {"embedding", embedding_value(c.embedding)},
+                       {"metadata", source.metadata}};
 }
 
 BundleReport write_from(BundleSource source, Backend& backend, const CompileOptions& options,

@@ -28,7 +28,7 @@ PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Back
   set.backend = backend.name();
   set.vocab = config.vocab;
   bool scores = config.embedding.classifies();
-  set.hidden = scores ? std::ssize(config.embedding.labels) : config.hidden;
+  set.hidden = scores ? std::ssize(config.embedding.labels) : config.vector_size();
   set.layers = config.layers;
   set.context = options.context > 0 ? options.context : config.context;
   declare_tables(set, module);

@@ -66,18 +66,22 @@ void ssm_scan(const MeaningArgs<S>& args) {
         &a = args.in[kX + 2].tensor, &in = args.in[kX + 3].tensor, &out = args.in[kX + 4].tensor,
         &y = args.out[1].tensor;
   int64_t heads = x.dims[1], width = x.dims[2], groups = in.dims[1], n = in.dims[2];
+  int64_t each = a.dims.size() == 2 ? n : 1;  // decays of a head
   for_sequences(args, [&](int64_t first, int64_t end, S* state, bool begins) {
     if (begins) std::fill_n(state, heads * width * n, S(0));
     for (int64_t i = first; i < end; ++i)
       for (int64_t h = 0; h < heads; ++h) {
         double step = double(dt.f[i * heads + h]);
-        double decay = std::exp(step * double(a.f[h]));
+        double shared = each == 1 ? std::exp(step * double(a.f[h])) : 0;
+        auto decay = [&](int64_t k) {
+          return each == 1 ? shared : std::exp(step * double(a.f[h * each + k]));
+        };
         const S* b = in.f + (i * groups + h / (heads / groups)) * n;
         const S* c = out.f + (i * groups + h / (heads / groups)) * n;
         for (int64_t p = 0; p < width; ++p) {
           S* s = state + (h * width + p) * n;
           double input = step * double(x.f[(i * heads + h) * width + p]);
-          for (int64_t k = 0; k < n; ++k) s[k] = S(double(s[k]) * decay + input * double(b[k]));
+          for (int64_t k = 0; k < n; ++k) s[k] = S(double(s[k]) * decay(k) + input * double(b[k]));
           store(y, (i * heads + h) * width + p, Wide<S>(dot(s, c, n)));
         }
       }
@@ -148,12 +152,14 @@ std::vector<Type> infer_scan(const InferContext& context) {
   Rule rule("ssm_scan", context);
   const std::string& state = check_sequences(rule);
   const TensorType &x = rule.values(kX, "x", 3), &dt = rule.values(kX + 1, "dt", 2),
-                   &a = rule.values(kX + 2, "a", 1), &b = rule.values(kX + 3, "b", 3),
+                   &a = rule.values(kX + 2, "a"), &b = rule.values(kX + 3, "b", 3),
                    &c = rule.values(kX + 4, "c", 3);
   for (const TensorType* t : {&dt, &b, &c})
     rule.same(x.extent(0), "the rows of x", t->extent(0), "those of dt, b and c");
   rule.same(x.extent(1), "the heads of x", dt.extent(1), "those of dt");
+  if (a.rank() != 1 && a.rank() != 2) rule.fail("a must have 1 or 2 axes, got {}", a.rank());
   rule.same(x.extent(1), "the heads of x", a.extent(0), "those of a");
+  if (a.rank() == 2) rule.same(b.extent(2), "the last extent of b", a.extent(1), "that of a");
   for (int axis : {1, 2})
     rule.same(b.extent(axis), "the extents of b", c.extent(axis), "those of c");
   auto heads = x.extent(1).constant(), groups = b.extent(1).constant();
@@ -195,47 +201,49 @@ SymExpr delta_flops(std::span<const Type> in, std::span<const Type> out) {
 }  // namespace
 
 std::vector<OpDef> recurrent_ops() {
-  return {{.name = "causal_conv",
-           .tier = Tier::kComposite,
-           .min_inputs = 6,
-           .max_inputs = 7,
-           .infer = infer_conv,
-           .f32 = causal_conv<float>,
-           .f64 = causal_conv<double>,
-           .traced = causal_conv<Traced>,
-           .field = causal_conv<Field>,
-           .writes_state = true,
-           .recurrent = true,
-           .flops = conv_flops,
-           .doc = "convolution of each channel with its last inputs; the state holds the inputs",
-           .element_ops = 8,
-           .first_plane = kX},
-          {.name = "ssm_scan",
-           .tier = Tier::kComposite,
-           .min_inputs = 9,
-           .max_inputs = 9,
-           .infer = infer_scan,
-           .f32 = ssm_scan<float>,
-           .f64 = ssm_scan<double>,
-           .traced = ssm_scan<Traced>,
-           .writes_state = true,
-           .recurrent = true,
-           .flops = scan_flops,
-           .doc = "selective state space recurrence with one decay per head (Mamba-2)",
-           .first_plane = kX},
-          {.name = "gated_delta",
-           .tier = Tier::kComposite,
-           .min_inputs = 9,
-           .max_inputs = 9,
-           .infer = infer_delta,
-           .f32 = gated_delta<float>,
-           .f64 = gated_delta<double>,
-           .traced = gated_delta<Traced>,
-           .writes_state = true,
-           .recurrent = true,
-           .flops = delta_flops,
-           .doc = "linear attention by the gated delta rule (Qwen3-Next)",
-           .first_plane = kX}};
+  return {
+      {.name = "causal_conv",
+       .tier = Tier::kComposite,
+       .min_inputs = 6,
+       .max_inputs = 7,
+       .infer = infer_conv,
+       .f32 = causal_conv<float>,
+       .f64 = causal_conv<double>,
+       .traced = causal_conv<Traced>,
+       .field = causal_conv<Field>,
+       .writes_state = true,
+       .recurrent = true,
+       .flops = conv_flops,
+       .doc = "convolution of each channel with its last inputs; the state holds the inputs",
+       .element_ops = 8,
+       .first_plane = kX},
+      {.name = "ssm_scan",
+       .tier = Tier::kComposite,
+       .min_inputs = 9,
+       .max_inputs = 9,
+       .infer = infer_scan,
+       .f32 = ssm_scan<float>,
+       .f64 = ssm_scan<double>,
+       .traced = ssm_scan<Traced>,
+       .writes_state = true,
+       .recurrent = true,
+       .flops = scan_flops,
+       .doc =
+           "selective state space recurrence with one decay per head (Mamba-2) or number (Mamba)",
+       .first_plane = kX},
+      {.name = "gated_delta",
+       .tier = Tier::kComposite,
+       .min_inputs = 9,
+       .max_inputs = 9,
+       .infer = infer_delta,
+       .f32 = gated_delta<float>,
+       .f64 = gated_delta<double>,
+       .traced = gated_delta<Traced>,
+       .writes_state = true,
+       .recurrent = true,
+       .flops = delta_flops,
+       .doc = "linear attention by the gated delta rule (Qwen3-Next)",
+       .first_plane = kX}};
 }
 
 }  // namespace tokamak

@@ -108,7 +108,7 @@ class Explain(unittest.TestCase):
 
     def test_every_family_and_backend(self):
         for path in sorted(TINY.glob("*.gguf")):
-            encoder = ("--fn", "step") if path.stem in ("bert", "nomic") else ()
+            encoder = ("--fn", "step") if path.stem in ("bert", "nomic", "embeddinggemma") else ()
             r = run_json("explain", path, "--json", *encoder)
             self.assertGreater(r["totals"]["bytes"], 0, path.name)
             self.assertLess(r["totals"]["kinds"], r["totals"]["calls"], path.name)

@@ -41,7 +41,8 @@ std::vector<std::string> model_names() {
     if (!model_path(name).empty()) names.push_back(name);
   std::sort(names.begin(), names.end());
   std::erase_if(names, [](const std::string& n) {  // encoders: attend_rows has no kernel here
-    return n.find("bert") != std::string::npos || n.starts_with("nomic");
+    return n.find("bert") != std::string::npos || n.starts_with("nomic") ||
+           n.starts_with("embeddinggemma");
   });
   if (on_gpu()) return names;
   // The emulator is slow: folders only, and not every variant of a family.

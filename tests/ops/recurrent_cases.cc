@@ -60,6 +60,16 @@ OpCase scan_case(const std::string& name, const ScanSize& s, BatchSpec batch) {
   return c;
 }
 
+// A decay for each number of a state, channels without heads.
+OpCase channel_case(const std::string& name, int64_t channels, int64_t n, BatchSpec batch) {
+  OpCase c = scan_case(name, {channels, 1, 1, n}, std::move(batch));
+  std::vector<double> decays;
+  for (int64_t i = 0; i < channels * n; ++i)
+    decays.push_back(-0.05 * static_cast<double>(i % 7 + 1));
+  c.in[c.in.size() - 3] = constant({channels, n}, decays);
+  return c;
+}
+
 OpCase delta_case(const std::string& name, const ScanSize& s, BatchSpec batch) {
   OpCase c = state_case("gated_delta", name, {s.heads, s.width, s.n}, std::move(batch));
   const Arg length = constant({s.n}, std::vector<double>(static_cast<size_t>(s.n),
@@ -108,6 +118,9 @@ void add_recurrent(std::vector<OpCase>& cases) {
         cases.push_back(stored_as(dtype, delta_case(size, s, batch)));
       }
     }
+  for (const auto& [name, batch] : {std::pair{"some", some}, {"ones", ones}, {"long", long_rows}})
+    for (int64_t n : {16, 40})
+      cases.push_back(channel_case(fmt::format("{} 37 channels n={}", name, n), 37, n, batch));
 }
 
 }  // namespace tokamak::testing

@@ -142,6 +142,17 @@ float advance_channel(float* s, float decay, float input, const float* b, const 
   return sum[0];
 }
 
+// The same with a decay for each number of the state: exp(step * a).
+float advance_channel(float* s, float step, const float* a, float input, const float* b,
+                      const float* c, int64_t n) {
+  float sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = std::fma(s[i], std::exp(step * a[i]), input * b[i]);
+    sum = std::fma(s[i], c[i], sum);
+  }
+  return sum;
+}
+
 // The sum of s . k, sixteen sums added in a fixed order.
 float dot_channel(const float* s, const float* k, int64_t n) {
   constexpr int64_t kLanes = 16;
@@ -164,7 +175,8 @@ class HeadScan final : public CpuOp {
         heads_(site.in[kRows].dims[1]),
         width_(site.in[kRows].dims[2]),
         groups_(site.in[kIn].dims[1]),
-        n_(site.in[kIn].dims[2]) {}
+        n_(site.in[kIn].dims[2]),
+        own_decays_(!kDelta && site.in[kScale + 1].rank == 2) {}
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     Part mine = c.part(heads_, 1);
@@ -183,7 +195,7 @@ class HeadScan final : public CpuOp {
       for (int64_t h = mine.begin; h < mine.end; ++h)
         for (int64_t i = first; i < end; ++i) {
           float scale = first_scale[i * heads_ + h];  // time step, or decay
-          float decay = std::exp(kDelta ? scale : scale * second_scale[h]);
+          float decay = own_decays_ ? 0 : std::exp(kDelta ? scale : scale * second_scale[h]);
           int64_t vectors = (i * groups_ + h / (heads_ / groups_)) * n_;
           for (int64_t p = 0; p < width_; ++p) {
             int64_t at = i * row + h * width_ + p;
@@ -192,7 +204,9 @@ class HeadScan final : public CpuOp {
             if (kDelta)
               input = second_scale[i * heads_ + h] *
                       std::fma(-decay, dot_channel(s, b + vectors, n_), x[at]);
-            y[at] = advance_channel(s, decay, input, b + vectors, v + vectors, n_);
+            y[at] = own_decays_ ? advance_channel(s, scale, second_scale + h * n_, input,
+                                                  b + vectors, v + vectors, n_)
+                                : advance_channel(s, decay, input, b + vectors, v + vectors, n_);
           }
         }
     };
@@ -220,6 +234,7 @@ class HeadScan final : public CpuOp {
   static constexpr int kIn = kDelta ? kX + 1 : kX + 3, kOut = kDelta ? kX : kX + 4;
   SequenceStates states_;
   int64_t heads_, width_, groups_, n_;
+  bool own_decays_;  // one for each number of a state, not one for each head (Mamba)
 };
 
 }  // namespace

@@ -23,8 +23,8 @@ SequencesArgs sequences_of(const CallSite& site, int64_t rows) {
 
 // Values that are stored as bf16; with others rows have the same bits in every batch.
 bool takes_chunks(const ScanArgs& a, DType first, DType second) {
-  return first == DType::kBF16 && second == DType::kBF16 && a.n % 8 == 0 && a.n <= kChunkState &&
-         a.sequences.rows >= kRowsForChunks * a.sequences.sequences;
+  return a.decays == 1 && first == DType::kBF16 && second == DType::kBF16 && a.n % 8 == 0 &&
+         a.n <= kChunkState && a.sequences.rows >= kRowsForChunks * a.sequences.sequences;
 }
 
 // kX onwards: five inputs. `matrix`: the one of shape [t, heads, width]; `vector` and `other`:
@@ -43,6 +43,8 @@ void emit_scan(const CallSite& site, LaunchList& list, size_t matrix, size_t vec
   args.width = static_cast<int32_t>(wide.dims[2]);
   args.groups = static_cast<int32_t>(narrow.dims[1]);
   args.n = static_cast<int32_t>(narrow.dims[2]);
+  const Tensor& a = site.in[kX + 2];
+  args.decays = site.call.op == "ssm_scan" && a.elements() > args.heads ? args.n : 1;
   if (takes_chunks(args, narrow.dtype, site.in[kX + other].dtype)) {
     const int64_t slices = (args.width + kChunkWidth - 1) / kChunkWidth;
     list.add(kScanImage, "op_" + site.call.op + "_chunks",

@@ -118,13 +118,14 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
   if (c.architecture.starts_with("nemotron_h"))  // for a head that predicts further tokens
     keys.number("attention.layer_norm_epsilon", c.norm_eps);
   if (const LatentConfig& m = c.latent; m.rank > 0) {
-    keys.integer("attention.head_count_kv", 1);
+    bool heads = c.architecture == "minicpm3";  // sizes of heads, not of the cache
+    keys.integer("attention.head_count_kv", heads ? c.heads : 1);
     keys.integer("attention.kv_lora_rank", m.rank);
     if (m.q_rank > 0) keys.integer("attention.q_lora_rank", m.q_rank);
-    keys.integer("attention.key_length", m.rank + m.rope);
-    keys.integer("attention.value_length", m.rank);
-    keys.integer("attention.key_length_mla", m.nope + m.rope);
-    keys.integer("attention.value_length_mla", m.value);
+    keys.integer("attention.key_length", (heads ? m.nope : m.rank) + m.rope);
+    keys.integer("attention.value_length", heads ? m.value : m.rank);
+    if (!heads) keys.integer("attention.key_length_mla", m.nope + m.rope);
+    if (!heads) keys.integer("attention.value_length_mla", m.value);
   } else {
     write_kv_heads(c, keys);
     int64_t head = c.full_head_dim > 0 ? c.full_head_dim : c.head_dim;
@@ -133,7 +134,7 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
   }
   // Gemma 2 and Llama 4 have windows unless a key says otherwise.
   if (c.sliding_window > 0 || c.architecture == "gemma2" || c.architecture == "llama4")
-    keys.integer("attention.sliding_window", c.sliding_window);
+    keys.integer("attention.sliding_window", (c.embedding.encoder ? 2 : 1) * c.sliding_window);
   if (c.temperature_scale != 0) {
     keys.number("attention.temperature_scale", c.temperature_scale);
     keys.integer("attention.temperature_length", c.temperature_length);
@@ -207,8 +208,9 @@ void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
   keys.integer("ssm.conv_kernel", r.taps);
   keys.integer("ssm.inner_size", r.inner());
   keys.integer("ssm.state_size", r.state);
-  keys.integer("ssm.time_step_rank", r.heads);
-  keys.integer("ssm.group_count", r.groups);
+  keys.integer("ssm.time_step_rank", r.step_rank > 0 ? r.step_rank : r.heads);
+  if (r.step_rank == 0) keys.integer("ssm.group_count", r.groups);
+  if (c.architecture == "mamba") keys.boolean("ssm.dt_b_c_rms", r.unit_step_norms);
   if (r.delta) keys.booleans("attention.recurrent_layers", r.layers);
 }
 
@@ -224,7 +226,7 @@ void write_altup(const ModelConfig& c, KeyWriter& keys) {
 
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
   if (c.clip_qkv > 0) keys.number("attention.clamp_kqv", c.clip_qkv);
-  if (c.architecture == "minicpm") {
+  if (c.architecture.starts_with("minicpm")) {
     keys.number("embedding_scale", c.embedding_scale);
     keys.number("residual_scale", c.residual_scale);
     keys.number("logit_scale", 1 / c.logit_scale);
@@ -293,8 +295,10 @@ std::string_view gguf_encoder(std::string_view architecture) {
 
 void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   bool llama = c.architecture == "mistral" || c.architecture == "mixtral";
+  bool embedder = c.embedding.encoder && c.architecture == "gemma3";
   std::string architecture = c.temperature_everywhere ? "mistral3"
                              : llama                  ? "llama"
+                             : embedder               ? "gemma-embedding"
                              : c.embedding.encoder    ? std::string(gguf_encoder(c.architecture))
                                                       : c.architecture;
   out.set_string("general.architecture", architecture);
@@ -307,7 +311,12 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("embedding_length", c.hidden);
   write_ffn(c, keys);
   keys.integer("vocab_size", c.vocab);
-  if (c.embedding.encoder) return write_encoder(c, keys, out);
+  if (c.embedding.encoder && !embedder) return write_encoder(c, keys, out);
+  if (embedder) keys.integer("pooling_type", 1);
+  for (size_t i = 0; embedder && i < c.dense.size(); ++i) {
+    keys.integer(dense_stem(i) + "_feat_in", i == 0 ? c.hidden : c.dense[i - 1]);
+    keys.integer(dense_stem(i) + "_feat_out", c.dense[i]);
+  }
   if (c.recurrent.heads > 0) write_recurrent(c, keys);
   const Family* family = find_family(c.architecture);
   if (c.recurrent.heads == 0 || c.recurrent.delta || family->hybrid) {
@@ -427,6 +436,7 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"the copies of the residual stream", same_altup(a.altup, b.altup)},
       {"layers that share keys and values", a.shared_kv_layers == b.shared_kv_layers},
       {"the recurrent layers", same_recurrent(a.recurrent, b.recurrent, a.layers)},
+      {"the layers after the pooling", a.dense == b.dense && a.dense_tanh == b.dense_tanh},
       {"the pooling",
        !b.embedding.encoder || (a.embedding.encoder && a.embedding.pooling == b.embedding.pooling &&
                                 a.embedding.labels == b.embedding.labels)},

@@ -48,6 +48,8 @@ constexpr ClassName kClasses[] = {
 };
 
 ClassName class_of(const ModelConfig& c) {
+  if (c.architecture == "deepseek2" && c.experts.count == 0)
+    return {"deepseek2", "youtu", "YoutuForCausalLM"};
   if (c.architecture == "deepseek2" && !c.experts.sigmoid)
     return {"deepseek2", "deepseek_v2", "DeepseekV2ForCausalLM"};
   if (c.architecture == "deepseek2") return {"deepseek2", "deepseek_v3", "DeepseekV3ForCausalLM"};
@@ -234,6 +236,7 @@ void write_variants(const ModelConfig& c, Value& out) {
     out.set("qk_nope_head_dim", m.nope);
     out.set("qk_rope_head_dim", m.rope);
     out.set("v_head_dim", m.value);
+    if (!m.interleaved) out.set("rope_interleave", false);
   }
 }
 

@@ -295,7 +295,7 @@ void add_inputs(const ModelConfig& c, const WeightSlot& slot, const std::string&
 }  // namespace
 
 std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
-  if (c.embedding.encoder) return encoder_layout(c);
+  if (c.embedding.encoder && !find_family(c.architecture)) return encoder_layout(c);
   const Family& family = family_of(c);
   if (!family.in_gguf)
     fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);

@@ -159,8 +159,8 @@ void refuse_variants(const std::string& where, const Value& config) {
          "= \"none\"",
          where, bias);
   for (const char* key :
-       {"lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication",
-        "target_parameters", "alora_invocation_tokens", "arrow_config", "use_qalora", "use_bdlora"})
+       {"lora_bias", "trainable_token_indices", "layer_replication", "target_parameters",
+        "alora_invocation_tokens", "arrow_config", "use_qalora", "use_bdlora"})
     if (is_set(config, key)) fail(ErrorCode::kUnsupported, "{}: {} is not supported", where, key);
   // These change the base model's weights before the adapter is added.
   const Value* init = config.find("init_lora_weights");
@@ -235,8 +235,26 @@ double peft_scale(const PeftConfig& c, std::string_view module, int64_t rank) {
   return alpha / (c.rslora ? std::sqrt(size) : size);
 }
 
-void collect_peft(const std::string& where, const SafetensorsFile& file,
-                  std::map<std::string, AdapterModule>& modules) {
+// Weights of the model that are no LoRA matrices, by the name of their tensor without what precedes
+// the layers.
+std::map<std::string, AdapterReplacement, std::less<>> peft_weights(const ModelConfig& model) {
+  std::map<std::string, AdapterReplacement, std::less<>> out;
+  const Family& family = *find_family(model.architecture);
+  ModelConfig untied = model;
+  untied.tied_embeddings = false;
+  for (const WeightSlot& slot : weight_slots(untied)) {
+    WeightPlace place = hf_place(family, untied, slot);
+    auto [it, fresh] = out.try_emplace(place.tensor);
+    it->second = {slot, "", std::move(place.steps)};
+    if (!fresh) it->second.slot.stem.clear();  // a part of a tensor: cannot be replaced
+  }
+  return out;
+}
+
+void collect_peft(const std::string& where, const SafetensorsFile& file, const ModelConfig& model,
+                  std::map<std::string, AdapterModule>& modules,
+                  std::vector<AdapterReplacement>& replaced) {
+  const auto weights = peft_weights(model);
   for (const std::string& name : file.names()) {
     std::string_view module = name;
     constexpr std::string_view kPrefix = "base_model.model.";
@@ -256,9 +274,28 @@ void collect_peft(const std::string& where, const SafetensorsFile& file,
            "{}: tensor {} is a layer of the base model; save the adapter with "
            "save_embedding_layers=False",
            where, name);
-    fail(ErrorCode::kUnsupported,
-         "{}: tensor {} is not a LoRA matrix of a linear layer, the only kind that is supported",
-         where, name);
+    auto whole = find_module(weights, module);
+    if (whole == weights.end() || whole->second.slot.stem.empty())
+      fail(ErrorCode::kUnsupported,
+           "{}: tensor {} is not a LoRA matrix of a linear layer, nor a weight of this model ({})",
+           where, name, model.architecture);
+    replaced.push_back(whole->second);
+    replaced.back().tensor = name;
+  }
+}
+
+// Every module of modules_to_save must have a weight in the file.
+void check_saved(const PeftConfig& config, const std::vector<AdapterReplacement>& replaced) {
+  const Value* names = config.json.find("modules_to_save");
+  if (!names || !names->is_array()) return;
+  for (const Value& name : names->as_array()) {
+    std::string part = fmt::format(".{}.", name.is_string() ? name.as_string() : "?");
+    auto has = [&](const AdapterReplacement& r) {
+      return ("." + r.tensor).find(part) != std::string::npos;
+    };
+    if (std::none_of(replaced.begin(), replaced.end(), has))
+      fail(ErrorCode::kCorrupt, "{}: modules_to_save names {}, but the file has no weight of it",
+           config.where, part.substr(1, part.size() - 2));
   }
 }
 
@@ -266,9 +303,11 @@ ImportedAdapter import_peft(const fs::path& path, const ModelConfig& model) {
   const PeftConfig config = read_peft_config(path);
   auto file = SafetensorsFile::open(path / "adapter_model.safetensors");
   std::map<std::string, AdapterModule> modules;
-  collect_peft(file->name(), *file, modules);
   auto known = peft_modules(path, model);
   ImportedAdapter out;
+  collect_peft(file->name(), *file, model, modules, out.replaced);
+  check_saved(config, out.replaced);
+  if (!out.replaced.empty()) out.file = file;
   out.base = config.base;
   out.dora = config.dora;
   for (auto& [name, m] : modules) {
@@ -365,7 +404,8 @@ ImportedAdapter import_adapter(const fs::path& path, const ModelConfig& model) {
                ? "adapter_model.bin is a Python pickle, which is not read: save it as safetensors"
                : "a PEFT folder has adapter_config.json and adapter_model.safetensors");
   ImportedAdapter out = folder ? import_peft(path, model) : import_gguf_adapter(path, model);
-  if (out.targets.empty()) fail(ErrorCode::kCorrupt, "{}: the adapter is empty", path.string());
+  if (out.targets.empty() && out.replaced.empty())
+    fail(ErrorCode::kCorrupt, "{}: the adapter is empty", path.string());
   for (const AdapterTarget& t : out.targets) out.rank = std::max(out.rank, t.rank);
   return out;
 }

@@ -2,10 +2,13 @@
 // Low-rank adapters (LoRA): a PEFT folder (adapter_config.json, adapter_model.safetensors) or a
 // GGUF file -> the change of each weight of a model, in the model's own row order.
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "compile/import/families.h"
 #include "compile/import/model_config.h"
+#include "plan/weight_source.h"
 
 namespace tokamak {
 
@@ -19,11 +22,20 @@ struct AdapterTarget {
   std::vector<float> magnitude;
 };
 
+// A whole weight that takes the place of the model's (modules_to_save).
+struct AdapterReplacement {
+  WeightSlot slot;
+  std::string tensor;             // in the adapter's file
+  std::vector<RecipeStep> steps;  // from it to the weight
+};
+
 struct ImportedAdapter {
   std::string base;  // the model that it was trained for, as its files say; may be empty
   int64_t rank = 0;  // the largest of its targets
   bool dora = false;
   std::vector<AdapterTarget> targets;
+  std::vector<AdapterReplacement> replaced;
+  std::shared_ptr<const WeightSource> file;  // of their tensors; empty where there are none
 };
 
 // Reads the whole adapter. Fails with a one-line message that begins with the path: a missing or

@@ -38,6 +38,7 @@ void check_recurrent(const RecurrentConfig& r, std::string_view where) {
   check_range(where, "the state size", r.state, r.short_conv ? 0 : 1, 1 << 16);
   check_range(where, "the number of groups of heads", r.groups, 1, r.heads);
   check_range(where, "the size of the convolution", r.taps, 2, 64);
+  check_range(where, "the rank of the time steps", r.step_rank, 0, 1 << 16);
   if (r.heads % r.groups != 0)
     fail(ErrorCode::kCorrupt, "{}: {} state space heads do not divide into {} groups", where,
          r.heads, r.groups);
@@ -217,6 +218,8 @@ std::string WeightSlot::name() const {
                    : fmt::format("blk.{}.{}.{}", layer, stem, suffix);
 }
 
+std::string dense_stem(size_t index) { return fmt::format("dense_{}", index + 2); }
+
 namespace {
 
 // Collects the slots of one configuration, layer by layer.
@@ -248,6 +251,8 @@ class SlotList {
     layer_ = -1;
     norm("output_norm", c_.hidden);
     if (!c_.tied_embeddings) matrix("output", c_.vocab, c_.hidden, c_.output_bias);
+    for (size_t i = 0; i < c_.dense.size(); ++i)
+      matrix(dense_stem(i), c_.dense[i], i == 0 ? c_.hidden : c_.dense[i - 1]);
     return std::move(slots_);
   }
 
@@ -339,8 +344,27 @@ class SlotList {
     state_space();
     if (!c_.alone) norm("ffn_norm", c_.hidden);
   }
+  // Mamba: steps and vectors are computed from what the convolution gives.
+  void channel_space() {
+    const RecurrentConfig& r = c_.recurrent;
+    int64_t inner = r.inner(), rank = r.step_rank;
+    matrix("ssm_gate", inner, c_.hidden);
+    matrix("ssm_in", inner, c_.hidden);
+    slots_.push_back({layer_, "ssm_conv1d", "weight", {inner, r.taps}});
+    if (r.conv_bias) slots_.push_back({layer_, "ssm_conv1d", "bias", {inner}});
+    matrix("ssm_x", rank + 2 * r.state, inner);
+    matrix("ssm_dt", inner, rank, true);
+    if (r.step_norms && !r.unit_step_norms)
+      for (const auto& [stem, size] :
+           {std::pair("ssm_dt_norm", rank), {"ssm_b_norm", r.state}, {"ssm_c_norm", r.state}})
+        norm(stem, size);
+    slots_.push_back({layer_, "ssm_a", "weight", {inner, r.state}});
+    slots_.push_back({layer_, "ssm_d", "weight", {inner}});
+    matrix("ssm_out", c_.hidden, inner);
+  }
   void state_space() {
     const RecurrentConfig& r = c_.recurrent;
+    if (r.step_rank > 0) return channel_space();
     matrix("ssm_gate", r.inner(), c_.hidden);
     if (r.delta) {
       matrix("ssm_q", r.groups * r.state, c_.hidden);

@@ -37,6 +37,7 @@ struct Family {
   bool post_norms = false;
   bool tied = false;    // default if config.json does not say
   bool in_gguf = true;  // llama.cpp knows the architecture
+  bool latent = false;  // latent attention
   bool experts = false;
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
@@ -53,8 +54,11 @@ const Family* find_family(std::string_view architecture);
 const Family* find_family_hf(std::string_view model_type);
 std::string supported_architectures();  // "llama, qwen2, ..."
 std::span<const Family> all_families();
+std::span<const Family> mixed_families();  // those of them with experts or recurrent layers
 // What a known architecture that is not supported would need: ", which needs ..."; otherwise "".
 std::string missing_feature(std::string_view name);
+// Supported names that resemble an unknown one: "; similar names that are: ..."; otherwise "".
+std::string similar_names(std::string_view name);
 
 // The fields determined by the family alone.
 void apply_family(const Family& family, ModelConfig& config);
@@ -74,6 +78,8 @@ struct WeightSlot {
   std::string name() const;  // "blk.3.attn_q.weight"
 };
 std::vector<WeightSlot> weight_slots(const ModelConfig& config);
+// The layers of ModelConfig::dense, as GGUF counts them: "dense_2", "dense_3".
+std::string dense_stem(size_t index);
 
 // Adds config.weights[slot.name()]: the tensors `sources` of the file (several: their rows one
 // after the other) after `steps`, which must have the slot's shape. One-dimensional weights are

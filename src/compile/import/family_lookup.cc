@@ -1,9 +1,13 @@
 // Finds the rows of family_table.cc, and says what other architectures would need.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compile/import/families.h"
 
@@ -15,17 +19,17 @@ struct Missing {
   std::string_view needs;
 };
 constexpr Missing kMissing[] = {
-    {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
-     "recurrent layers of another kind than Mamba-2's"},
-    {"jamba zamba zamba2 plamo2 plamo3", "the recurrent layers of Mamba-1, or shared blocks"},
+    {"rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7 recurrent_gemma xlstm",
+     "recurrent layers of another kind than Mamba's"},
+    {"zamba zamba2 plamo2 plamo3", "blocks that layers share, or other recurrent layers"},
     {"bamba", "names of its recurrent layers"},
     {"kimi_linear kimi-linear bailing_hybrid minimax olmo_hybrid",
      "linear attention of another kind"},
-    {"dbrx phimoe arctic grok grok-1", "a table of tensor names for its experts"},
+    {"arctic grok grok-1", "a table of tensor names for its experts"},
     {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
     {"bloom mpt", "ALiBi positions"},
     {"persimmon", "norms of q and k with biases"},
-    {"minicpm3 youtu mistral4", "latent attention without experts"},
+    {"mistral4 longcat_flash", "latent attention of another kind"},
     {"bitnet", "norms inside attention and MLP, and activations in int8"},
     {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
     {"llava idefics3 mllama pixtral", "an image encoder"},
@@ -36,7 +40,66 @@ bool lists(std::string_view names, std::string_view name) {
          fmt::format(" {} ", names).find(fmt::format(" {} ", name)) != std::string::npos;
 }
 
+// Names are compared without case and signs: "Qwen3-MoE" is qwen3_moe.
+std::string plain(std::string_view name) {
+  std::string out;
+  for (char c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// How many characters must be changed, added or removed.
+size_t edits(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t before = row[0];  // of the row above, one column to the left
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      size_t changed = before + (a[i] == b[j] ? 0 : 1);
+      before = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+void add_words(std::string_view words, std::vector<std::string>& out) {
+  for (size_t at = 0; at < words.size();) {
+    size_t end = std::min(words.find(' ', at), words.size());
+    if (end > at) out.emplace_back(words.substr(at, end - at));
+    at = end + 1;
+  }
+}
+
 }  // namespace
+
+std::string similar_names(std::string_view name) {
+  constexpr size_t kLongest = 64, kMost = 4;
+  std::vector<std::string> known;
+  for (const Family& f : all_families()) {
+    add_words(f.hf_names, known);
+    known.emplace_back(f.architecture);
+  }
+  std::string wanted = plain(name.substr(0, kLongest));
+  std::vector<std::pair<size_t, std::string>> near;
+  for (const std::string& other : known) {
+    std::string text = plain(other);
+    size_t shared = static_cast<size_t>(
+        std::mismatch(wanted.begin(), wanted.end(), text.begin(), text.end()).first -
+        wanted.begin());
+    size_t distance = edits(wanted, text), shorter = std::min(wanted.size(), text.size());
+    if (distance <= shorter / 3 || (shared >= 3 && 2 * shared > shorter))
+      near.emplace_back(distance, other);
+  }
+  std::sort(near.begin(), near.end());
+  near.erase(std::unique(near.begin(), near.end()), near.end());
+  std::string out;
+  for (size_t i = 0; i < std::min(near.size(), kMost); ++i)
+    out += (i == 0 ? "; similar names that are: " : ", ") + near[i].second;
+  return out;
+}
 
 std::string missing_feature(std::string_view name) {
   for (const Missing& m : kMissing)
@@ -88,6 +151,7 @@ void apply_family(const Family& family, ModelConfig& config) {
     config.attention_sinks = config.experts.bias = true;
     config.experts.clamp = 7.0;
   }
+  if (family.architecture == "afmoe") config.attention_gate = true;
   if (family.architecture == "llama4") config.chunked = config.experts.scale_inputs = true;
   bool scaled = family.gemma || family.architecture == "gemma3n" || family.architecture == "gemma4";
   if (scaled) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));

@@ -19,11 +19,13 @@ const Family& family_of(const GgufFile& file, std::string& architecture) {
   int64_t experts = keys.integer("expert_count", 0);
   std::string_view name = architecture;
   if (name == "mistral3") name = "mistral";
+  if (name == "gemma-embedding") name = "gemma3";
   if (name == "llama" && experts > 0) name = "mixtral";
   const Family* family = find_family(name);
   if (!family || !family->in_gguf)
-    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported{}; supported: {}",
-         file.name(), architecture, missing_feature(architecture), supported_architectures());
+    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported{}{}; supported: {}",
+         file.name(), architecture, missing_feature(architecture), similar_names(architecture),
+         supported_architectures());
   if (experts > 0 && !family->experts)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", file.name(),
          architecture, experts);
@@ -106,7 +108,7 @@ void read_window(const GgufKeys& keys, ModelConfig& c) {
 // Scales of Granite and Cohere; layers that use no positions.
 void read_variants(const GgufKeys& keys, ModelConfig& c) {
   c.clip_qkv = keys.number("attention.clamp_kqv", 0);
-  if (c.architecture == "minicpm") {  // early files have no keys for the scales of the 2B model
+  if (c.architecture.starts_with("minicpm")) {  // many files have no keys for the usual scales
     auto layers = static_cast<double>(c.layers), hidden = static_cast<double>(c.hidden);
     c.embedding_scale = keys.number("embedding_scale", 12);
     c.residual_scale = keys.number("residual_scale", 1.4 / std::sqrt(layers));
@@ -119,13 +121,14 @@ void read_variants(const GgufKeys& keys, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = keys.number("logit_scale", 0.0625);
   }
-  if (c.architecture.starts_with("nemotron_h") ||
+  if (c.architecture == "afmoe") c.embedding_scale = std::sqrt(static_cast<double>(c.hidden));
+  if (c.architecture.starts_with("nemotron_h") || c.architecture == "jamba" ||
       (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
     c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   if (c.architecture == "smollm3") {
     for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
-  } else if (c.architecture == "cohere2" ||
-             ((c.architecture == "exaone4" || c.architecture == "llama4") &&
+  } else if (c.architecture == "cohere2" || c.architecture == "afmoe" ||
+             ((c.architecture.starts_with("exaone") || c.architecture == "llama4") &&
               c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
@@ -148,9 +151,8 @@ void read_variants(const GgufKeys& keys, ModelConfig& c) {
 
 void read_experts(const GgufFile& file, const GgufKeys& keys, const Family& family,
                   ModelConfig& c) {
-  bool beside_mlp = c.architecture == "gemma4";
-  if (!family.experts || ((family.hybrid || beside_mlp) && keys.integer("expert_count", 0) == 0))
-    return;
+  bool beside_mlp = c.architecture == "gemma4", may_lack = family.hybrid || family.latent;
+  if (!family.experts || ((may_lack || beside_mlp) && keys.integer("expert_count", 0) == 0)) return;
   ExpertConfig& e = c.experts;
   e.beside_mlp = beside_mlp;
   e.count = keys.required("expert_count");
@@ -176,6 +178,7 @@ void read_experts(const GgufFile& file, const GgufKeys& keys, const Family& fami
   e.scale = scale == 0 ? 1 : scale;
   e.groups = std::max<int64_t>(1, keys.integer("expert_group_count", 1));
   e.used_groups = std::max<int64_t>(1, keys.integer("expert_group_used_count", 1));
+  if (c.architecture == "phimoe") e.mixer = 0.01F;  // no key tells
   int64_t dense = keys.integer("leading_dense_block_count", 0);
   for (int64_t i = 0; i < c.layers; ++i) {
     // Some Qwen2 layers have no experts; no key tells which.
@@ -195,7 +198,9 @@ void read_latent(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   m.rank = keys.required("attention.kv_lora_rank");
   m.q_rank = keys.integer("attention.q_lora_rank", 0);
   int64_t key = keys.integer("attention.key_length_mla", keys.integer("attention.key_length", 0));
-  m.value = keys.integer("attention.value_length_mla", keys.integer("attention.value_length", 0));
+  m.value = keys.integer("attention.value_length_mla",
+                         keys.integer("attention.value_length", c.hidden / c.heads));
+  m.interleaved = c.architecture != "minicpm3";
   m.rope = keys.required("rope.dimension_count");
   m.nope = key - m.rope;
   c.kv_heads = c.heads;
@@ -203,7 +208,24 @@ void read_latent(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   if (!file.find("blk.0.attn_q_a.weight")) m.q_rank = 0;
 }
 
+// Mamba: a channel is a head. Files of Falcon-Mamba say that steps and vectors are normalised,
+// those of Jamba have weights for it.
+void read_channels(const GgufFile& file, const GgufKeys& keys, int64_t layer, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = keys.required("ssm.inner_size");
+  r.head_dim = r.groups = 1;
+  r.state = keys.required("ssm.state_size");
+  r.taps = keys.required("ssm.conv_kernel");
+  r.step_rank = keys.required("ssm.time_step_rank");
+  r.conv_bias = file.find(fmt::format("blk.{}.ssm_conv1d.bias", layer)) != nullptr;
+  r.unit_step_norms = keys.boolean("ssm.dt_b_c_rms", false);
+  r.step_norms =
+      r.unit_step_norms || file.find(fmt::format("blk.{}.ssm_dt_norm.weight", layer)) != nullptr;
+}
+
 void read_state_space(const GgufFile& file, const GgufKeys& keys, int64_t layer, ModelConfig& c) {
+  if (c.architecture == "mamba" || c.architecture == "jamba")
+    return read_channels(file, keys, layer, c);
   RecurrentConfig& r = c.recurrent;
   r.heads = keys.required("ssm.time_step_rank");
   r.state = keys.required("ssm.state_size");
@@ -337,7 +359,7 @@ void read_heads(const GgufKeys& keys, const Family& family, ModelConfig& c) {
 
 int64_t gguf_window_period(std::string_view architecture) {
   if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
-  for (const char* name : {"cohere2", "exaone4", "llama4", "olmo2"})
+  for (const char* name : {"cohere2", "exaone4", "exaone-moe", "llama4", "olmo2", "afmoe"})
     if (architecture == name) return 4;
   return architecture == "gemma3n" ? 5 : architecture == "gemma3" ? 6 : 0;
 }
@@ -367,31 +389,32 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",
          file.name(), c.heads, c.layers, file.tensors().size());
-  bool latent = family.architecture == "deepseek2";
-  if (!latent && !family.recurrent && !keys.has("attention.key_length") && c.hidden % c.heads != 0)
+  if (!family.latent && !family.recurrent && !keys.has("attention.key_length") &&
+      c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", file.name(),
          c.hidden, c.heads);
   if (!family.recurrent) c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
   if (family.gated_delta) read_gated_delta(file, keys, c);
   if (family.hybrid) read_hybrid(file, keys, family, c);
-  if (latent)
+  if (family.latent)
     read_latent(file, keys, c);
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: keys and values of different sizes are not supported",
          file.name());
   if (architecture == "gemma4") read_gguf_gemma4_sizes(file, keys, c);
   apply_family(family, c);
-  c.norm_eps = keys.number(c.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
-                                                    : "attention.layer_norm_epsilon",
-                           c.norm_eps);
+  const char *rms = "attention.layer_norm_rms_epsilon", *layer = "attention.layer_norm_epsilon";
+  if (c.norm == NormKind::kLayer && !keys.has(layer)) layer = rms;  // Phi-3.5-MoE
+  c.norm_eps = keys.number(c.norm == NormKind::kRms ? rms : layer, c.norm_eps);
   if (family.rotary) read_rope(file, keys, c);
   if (family.gguf_interleaved && c.rope.dims != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: {} with {} of {} dimensions rotated is not supported",
          file.name(), architecture, c.rope.dims, c.head_dim);
   read_window(keys, c);
+  if (architecture == "gemma-embedding") read_gguf_embedder(file, keys, c);
   if (c.architecture.starts_with("gemma")) read_gguf_gemma(file, keys, c);
   read_variants(keys, c);
-  if (latent) scale_latent(c);
+  if (family.latent) scale_latent(c);
   read_experts(file, keys, family, c);
   read_parts(file, keys, c);
   check_config(c, file.name());

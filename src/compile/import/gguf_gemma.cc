@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "compile/import/families.h"
 #include "compile/import/gguf_keys.h"
 
 namespace tokamak {
@@ -66,6 +67,21 @@ void read_gguf_gemma4_sizes(const GgufFile& file, const GgufKeys& keys, ModelCon
   if (ffn.empty()) return;
   c.ffn = *std::min_element(ffn.begin(), ffn.end());
   c.wide_shared_mlp = ffn.back() == 2 * c.ffn;
+}
+
+void read_gguf_embedder(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
+  c.embedding.encoder = true;
+  c.sliding_window /= 2;  // on both sides
+  constexpr int64_t kMean = 1;
+  c.embedding.pooling = Pooling::kMean;
+  if (int64_t kind = keys.integer("pooling_type", kMean); kind != kMean)
+    fail(ErrorCode::kUnsupported, "{}: pooling type {} is not supported, only 1, the mean",
+         file.name(), kind);
+  for (size_t i = 0; const TensorView* t = file.find(dense_stem(i) + ".weight"); ++i) {
+    if (t->dims.size() != 2)
+      fail(ErrorCode::kCorrupt, "{}: tensor {}.weight is not a matrix", file.name(), dense_stem(i));
+    c.dense.push_back(t->dims[0]);
+  }
 }
 
 void read_gguf_gemma(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {

@@ -56,6 +56,9 @@ class GgufKeys {
   std::string prefix_;
 };
 
+// EmbeddingGemma: an encoder with layers after its pooling.
+void read_gguf_embedder(const GgufFile& file, const GgufKeys& keys, ModelConfig& config);
+
 // What only Gemma has; `config` has its sizes, windows and rotary embeddings.
 void read_gguf_gemma(const GgufFile& file, const GgufKeys& keys, ModelConfig& config);
 // Numbers that differ between layers with and without a window.

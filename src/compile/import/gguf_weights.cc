@@ -34,6 +34,8 @@ bool norm_by_place(const Family& family) {
 
 // Falcon-H1's has no suffix.
 std::string mlp_norm(const Family& family, const WeightSlot& slot) {
+  if (family.architecture == "dbrx")
+    return fmt::format("blk.{}.attn_output_norm.{}", slot.layer, slot.suffix);
   if (family.architecture == "falcon-h1") return fmt::format("blk.{}.ffn_norm", slot.layer);
   if (!norm_by_place(family)) return slot.name();
   return fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix);
@@ -149,7 +151,8 @@ WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightS
   bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
   bool mlp_part = slot.stem == "ffn_gate" || slot.stem == "ffn_up";
   LatentPart latent = latent_part(c, slot.stem);
-  if (!latent.stem.empty() && slot.dims.size() == 2) {
+  const bool split = family.architecture != "minicpm3";  // the matrix of keys and values
+  if (!latent.stem.empty() && (slot.dims.size() == 2 || !split)) {
     stored.stem = latent.stem;
     steps = std::move(latent.steps);
   } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2") ||

@@ -15,93 +15,6 @@
 namespace tokamak {
 namespace {
 
-// Defaults for fields missing in config.json, as in transformers.
-struct Usual {
-  std::string_view architecture;
-  int64_t kv_heads;  // 0: as many as heads
-  int64_t head_dim;  // 0: hidden size / heads
-  int64_t context;
-  int64_t window;  // 0: none
-  double eps = 1e-6;
-  double theta = 10000;
-};
-constexpr Usual kUsual[] = {
-    {"llama", 0, 0, 2048, 0},
-    {"mistral", 8, 0, 131072, 4096},
-    {"qwen2", 32, 0, 32768, 4096},
-    {"qwen3", 32, 128, 32768, 4096},
-    {"gemma", 16, 256, 8192, 0},
-    {"gemma2", 4, 256, 8192, 4096},
-    {"gemma3", 4, 256, 131072, 4096, 1e-6, 1000000},
-    {"phi3", 0, 0, 4096, 0, 1e-5},
-    {"phi2", 0, 0, 2048, 0, 1e-5},
-    {"gpt2", 0, 0, 1024, 0, 1e-5},
-    {"opt", 0, 0, 2048, 0, 1e-5},
-    {"starcoder2", 2, 0, 4096, 0, 1e-5},
-    {"olmo2", 0, 0, 2048, 4096, 1e-5},
-    {"exaone", 0, 0, 2048, 0, 1e-5},
-    {"exaone4", 32, 0, 2048, 4096, 1e-5},
-    {"granite", 0, 0, 2048, 0},
-    {"granitemoe", 0, 0, 2048, 0},
-    {"smollm3", 4, 0, 32768, 0, 1e-6, 2000000},
-    {"internlm2", 0, 0, 2048, 0},
-    {"command-r", 0, 0, 8192, 0, 1e-5},
-    {"cohere2", 0, 0, 8192, 4096, 1e-5},
-    {"glm4", 2, 128, 131072, 0, 0.00000015625},
-    {"mixtral", 8, 0, 131072, 0, 1e-5},
-    {"qwen2moe", 16, 0, 32768, 4096},
-    {"qwen3moe", 4, 0, 32768, 4096},
-    {"olmoe", 0, 0, 4096, 0, 1e-5},
-    {"glm4moe", 8, 0, 131072, 0, 1e-5},
-    {"deepseek2", 0, 0, 4096, 0},
-    {"gpt-oss", 8, 64, 131072, 128, 1e-5, 150000},
-    {"mamba2", 0, 0, 0, 0, 1e-5},
-    {"qwen3next", 2, 256, 32768, 0},
-    {"llama4", 8, 128, 131072, 8192, 1e-5, 500000},
-    {"gemma3n", 2, 256, 32768, 512, 1e-6, 1000000},
-    {"gemma4", 4, 256, 131072, 512, 1e-6, 1000000},
-    {"qwen2vl", 8, 0, 32768, 4096, 1e-5, 1000000},
-    {"qwen3vl", 32, 128, 128000, 0, 1e-6, 500000},
-    {"qwen3vlmoe", 16, 0, 128000, 0, 1e-6, 500000},
-    {"qwen35", 4, 256, 32768, 0},
-    {"qwen35moe", 2, 256, 32768, 0},
-    {"glm", 2, 128, 131072, 0, 0.00000015625},
-    {"ernie4_5", 2, 128, 131072, 0, 1e-5, 500000},
-    {"ernie4_5-moe", 4, 0, 131072, 0, 1e-5, 500000},
-    {"seed_oss", 8, 128, 524288, 0},
-    {"stablelm", 32, 0, 4096, 0, 1e-5},
-    {"gptneox", 0, 0, 2048, 0, 1e-5},
-    {"dots1", 32, 0, 2048, 4096},
-    {"minimax-m2", 8, 128, 196608, 0, 1e-6, 5000000},
-    {"arcee", 0, 0, 4096, 0, 1e-5},
-    {"nemotron", 0, 0, 4096, 0, 1e-5},
-    {"apertus", 0, 0, 65536, 0, 1e-5, 12000000},
-    {"hunyuan-dense", 0, 0, 2048, 0, 1e-5},
-    {"hunyuan-moe", 0, 0, 2048, 0, 1e-5},
-    {"olmo", 0, 0, 2048, 0, 1e-5},
-    {"cwm", 8, 128, 131072, 8192, 1e-5, 1000000},
-    {"helium", 20, 128, 4096, 0, 1e-8, 100000},
-    {"jais2", 0, 0, 8192, 0, 1e-5, 500000},
-    {"falcon", 0, 0, 2048, 0, 1e-5},
-    {"gptj", 0, 0, 2048, 0, 1e-5},
-    {"starcoder", 0, 0, 1024, 0, 1e-5},
-    {"minicpm", 0, 0, 2048, 0},
-    {"qwen", 0, 0, 8192, 0},
-    {"chatglm", 0, 0, 8192, 0, 1e-5},
-    {"granitehybrid", 0, 0, 2048, 0},
-    {"falcon-h1", 8, 0, 8192, 0, 1e-5},
-    {"nemotron_h", 8, 128, 4096, 0, 1e-5},
-    {"nemotron_h_moe", 8, 128, 4096, 0, 1e-5},
-    {"lfm2", 8, 0, 128000, 0, 1e-5, 1000000},
-    {"lfm2moe", 8, 0, 128000, 0, 1e-5, 1000000},
-};
-const Usual& usual_of(const ModelConfig& c) {
-  for (const Usual& u : kUsual)
-    if (u.architecture == c.architecture) return u;
-  TK_CHECK(false, "no defaults for {}", c.architecture);
-  return kUsual[0];
-}
-
 Activation activation_named(const Fields& f, const std::string& name) {
   if (name == "silu" || name == "swish") return Activation::kSilu;
   for (const char* tanh_form :
@@ -118,9 +31,10 @@ void read_window(const Fields& f, ModelConfig& c) {
   if (c.chunked) return;  // read_variants() does it
   const Usual& usual = usual_of(c);
   bool qwen = c.architecture.starts_with("qwen"), gemma3 = c.architecture == "gemma3";
-  // Mixtral's and StarCoder2's windows are off unless given.
-  bool has_windows = usual.window > 0 || c.architecture == "phi3" || c.architecture == "mixtral" ||
-                     c.architecture == "starcoder2";
+  // The windows of these are off unless given.
+  bool has_windows = usual.window > 0;
+  for (const char* name : {"phi3", "phimoe", "mixtral", "starcoder2"})
+    has_windows = has_windows || c.architecture == name;
   if (f.text({"model_type"}, "") == "olmo2") has_windows = false;  // OLMo 3 has them
   if (!has_windows || f.is_null("sliding_window") ||
       (qwen && !f.boolean("use_sliding_window", false)))
@@ -134,13 +48,14 @@ void read_window(const Fields& f, ModelConfig& c) {
   if (types.empty()) {
     // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
     // slide.
-    bool fourth =
-        c.architecture == "cohere2" || c.architecture == "exaone4" || c.architecture == "olmo2";
-    int64_t period =
-        gemma3 || fourth
-            ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3 ? 6 : 4)
-        : c.architecture == "gemma2" || c.architecture == "gpt-oss" ? 2
-                                                                    : 0;
+    bool fourth = c.architecture == "cohere2" || c.architecture.starts_with("exaone") ||
+                  c.architecture == "olmo2" || c.architecture == "afmoe";
+    int64_t period = gemma3 || fourth
+                         ? f.integer({"sliding_window_pattern", "_sliding_window_pattern",
+                                      "global_attn_every_n_layers"},
+                                     gemma3 ? 6 : 4)
+                     : c.architecture == "gemma2" || c.architecture == "gpt-oss" ? 2
+                                                                                 : 0;
     bool dots = c.architecture == "dots1";
     int64_t first = qwen || dots ? f.integer({"max_window_layers"}, dots ? 62 : 28) : 0;
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
@@ -252,8 +167,8 @@ const Family& family_of(const Fields& f) {
   const Family* family = find_family_hf(type);
   if (type == "nemotron_h" && has_expert_layers(f)) family = find_family("nemotron_h_moe");
   if (!family)
-    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported{}; supported: {}", f.where(),
-         type, missing_feature(type), supported_architectures());
+    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported{}{}; supported: {}",
+         f.where(), type, missing_feature(type), similar_names(type), supported_architectures());
   if (int64_t n = f.integer({"num_local_experts", "num_experts", "n_routed_experts"}, 0);
       n > 1 && !family->experts && !family->alone)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", f.where(), type, n);
@@ -272,6 +187,14 @@ void check_file(const Value& json, std::string_view where) {
             ErrorCode::kUnsupported,
             "{}: {} is not supported: of decoders, only those that generate text or embeddings are",
             where, name.as_string());
+}
+
+// Models with a vision or audio part nest the language model's configuration.
+const Value& text_part(const Value& json) {
+  for (const char* name : {"thinker_config", "text_config", "llm_config", "language_config"})
+    if (const Value* nested = json.find(name); nested && nested->is_object())
+      return text_part(*nested);
+  return json;
 }
 
 // Families with names of their own for the heads that share keys and values.
@@ -298,6 +221,20 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
   }
 }
 
+void read_latent(const Fields& f, ModelConfig& c) {
+  bool minicpm = c.architecture == "minicpm3";
+  c.kv_heads = c.heads;
+  c.latent = {f.required({"kv_lora_rank"}),
+              f.integer({"q_lora_rank"}, 0),
+              f.required({"qk_nope_head_dim"}),
+              f.required({"qk_rope_head_dim"}),
+              minicpm ? f.integer({"v_head_dim"}, c.hidden / c.heads) : f.required({"v_head_dim"}),
+              !minicpm && f.boolean("rope_interleave", true)};
+  c.head_dim = c.latent.nope + c.latent.rope;
+  if (f.boolean("attention_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: latent attention with biases is not supported", f.where());
+}
+
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
@@ -314,21 +251,12 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
       f.integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, usual.context);
   if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
   read_shared_heads(f, c);
-  bool latent = c.architecture == "deepseek2";
-  if (!latent && !f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
+  if (!family.latent && !f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
          c.hidden, c.heads);
   c.head_dim = f.integer({"head_dim", "kv_channels"},
                          usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
-  if (c.architecture == "deepseek2") {
-    c.kv_heads = c.heads;
-    c.latent = {f.required({"kv_lora_rank"}), f.integer({"q_lora_rank"}, 0),
-                f.required({"qk_nope_head_dim"}), f.required({"qk_rope_head_dim"}),
-                f.required({"v_head_dim"})};
-    c.head_dim = c.latent.nope + c.latent.rope;
-    if (f.boolean("attention_bias", false))
-      fail(ErrorCode::kUnsupported, "{}: latent attention with biases is not supported", f.where());
-  }
+  if (family.latent) read_latent(f, c);
   if (c.architecture == "gemma4") read_gemma4_sizes(f, c);
   const Value* ffn = f.find({"intermediate_size"});
   if (ffn && ffn->is_array()) {  // one size per layer
@@ -434,14 +362,31 @@ void read_xielu(const WeightSource& weights, const std::string& prefix, std::str
         xielu_of(value(l, "alpha_p", 0), value(l, "alpha_n", 0), value(l, "beta", 0.5)));
 }
 
+// Parts that some models of a family have: their tensors tell.
+void read_parts(const Fields& f, const Family& family, const WeightSource& weights,
+                const std::string& prefix, ModelConfig& c) {
+  auto has = [&](const char* stem) {
+    return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
+  };
+  c.output_bias = !c.tied_embeddings && has("output");
+  if (c.architecture == "glm4moe") c.qk_norm = f.boolean("use_qk_norm", false);
+  for (const auto& [key, stem] : {std::pair("attention_bias", "attn_q"), {"mlp_bias", "ffn_up"}})
+    if (c.architecture == "llama" && f.boolean(key, false) && !has(stem))
+      fail(ErrorCode::kCorrupt, "{}: config.json says {}, but tensor {} is missing", f.where(), key,
+           hf_tensor_name(family, prefix, {0, stem, "bias", {}}));
+  c.qkv_bias = has("attn_q");
+  c.o_bias = has("attn_output");
+  c.mlp_bias = has("ffn_up");
+  c.shared_kv_weights = weights.find(hf_tensor_name(
+                            family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
+}
+
 }  // namespace
 
 ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights,
                            std::string_view where) {
   check_file(config_json, where);
-  // Models with a vision part nest the language model's configuration one level down.
-  const Value* nested = config_json.find("text_config");
-  const Value& json = nested && nested->is_object() ? *nested : config_json;
+  const Value json = with_usual_names(text_part(config_json), where);
   QuantizedWeights quantized({&config_json, &json}, weights, where);
   Fields f(json, where);
   const Family& family = family_of(f);
@@ -462,34 +407,28 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                          "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);
   read_activation(f, c);
-  if (sees_later_tokens(f))
-    fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
+  if (sees_later_tokens(f)) {
+    if (c.architecture != "gemma3")
+      fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
+    c.embedding.encoder = true;  // EmbeddingGemma
+    c.embedding.pooling = Pooling::kMean;
+  }
   check_config(c, where);
   if (family.rotary)
     read_rope(f, usual_of(c).theta, c);
   else if (family.conv1d || c.architecture == "starcoder")
     read_gpt2(f, c);
+  else if (c.architecture == "gptneo")
+    c.attention_scale = 1;
   else if (!family.recurrent)
     read_opt(f, c);
   read_window(f, c);
+  if (c.embedding.encoder) c.sliding_window /= 2;  // on both sides
   read_variants(f, family, c);
   if (c.architecture.starts_with("gemma")) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
   read_tied(f, Fields(config_json, where), family, quantized, weights, prefix, c);
-  auto has = [&](const char* stem) {
-    return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
-  };
-  c.output_bias = !c.tied_embeddings && has("output");
-  if (c.architecture == "glm4moe") c.qk_norm = f.boolean("use_qk_norm", false);
-  for (const auto& [key, stem] : {std::pair("attention_bias", "attn_q"), {"mlp_bias", "ffn_up"}})
-    if (c.architecture == "llama" && f.boolean(key, false) && !has(stem))
-      fail(ErrorCode::kCorrupt, "{}: config.json says {}, but tensor {} is missing", where, key,
-           hf_tensor_name(family, prefix, {0, stem, "bias", {}}));
-  c.qkv_bias = has("attn_q");
-  c.o_bias = has("attn_output");
-  c.mlp_bias = has("ffn_up");
-  c.shared_kv_weights = weights.find(hf_tensor_name(
-                            family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
+  read_parts(f, family, weights, prefix, c);
   if (c.activation == Activation::kXielu) read_xielu(weights, prefix, where, c);
   check_config(c, where);
   map_hf_weights(weights, quantized, family, where, c);

@@ -301,14 +301,16 @@ TEST(HfConfig, SaysWhatIsWrong) {
     return error_of([&] { config_from_hf(json, m.table, "folder"); });
   };
   EXPECT_EQ(error(config("llama")), "");
-  EXPECT_THAT(error(config("mamba")),
-              AllOf(HasSubstr("unsupported"), HasSubstr("mamba"), HasSubstr("llama, mistral")));
+  EXPECT_THAT(error(config("rwkv")),
+              AllOf(HasSubstr("unsupported"), HasSubstr("rwkv"), HasSubstr("llama, mistral")));
+  EXPECT_THAT(error(config("Qwen3-MoE")), HasSubstr("; similar names that are: qwen3_moe, "));
+  EXPECT_THAT(error(config("xyz")), testing::Not(HasSubstr("similar names")));
   for (const char* method : {"hqq", "aqlm"})
     EXPECT_THAT(
         error(config("llama",
                      fmt::format(R"(,"quantization_config":{{"quant_method":"{}"}})", method))),
         AllOf(HasSubstr("unsupported"), HasSubstr(method), HasSubstr("supported: gptq, awq")));
-  EXPECT_THAT(error(config("mamba")), HasSubstr("needs recurrent layers of another kind"));
+  EXPECT_THAT(error(config("rwkv")), HasSubstr("needs recurrent layers of another kind"));
   EXPECT_THAT(error(config("llama", R"(,"num_local_experts":8)")),
               HasSubstr("llama with 8 experts is not supported"));
   EXPECT_THAT(error(config("deepseek_v3")), HasSubstr("no kv_lora_rank"));
@@ -379,6 +381,20 @@ TEST(HfConfig, SaysWhatIsWrongInSomeFamilies) {
   EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
                                            "ssm_multipliers":[1.0])")),
               HasSubstr("a list of 5 numbers"));
+}
+
+// Models with other parts have the text part under one of several names, or two levels down.
+TEST(HfConfig, TheTextPartMayBeNested) {
+  HfModel m;
+  m.llama();
+  for (const char* name : {"text_config", "llm_config", "language_config", "thinker_config"}) {
+    Value json = Value::object();
+    json.set(name, config("llama"));
+    EXPECT_EQ(config_from_hf(json, m.table, "folder").architecture, "llama") << name;
+    Value outer = Value::object();
+    outer.set("thinker_config", json);
+    EXPECT_EQ(config_from_hf(outer, m.table, "folder").layers, 2) << name;
+  }
 }
 
 // The head belongs to the model with images, not to its text part.

@@ -99,6 +99,21 @@ class Fields {
   std::string_view where_;
 };
 
+// Defaults for fields missing in config.json, as in transformers.
+struct Usual {
+  std::string_view architecture;
+  int64_t kv_heads;  // 0: as many as heads
+  int64_t head_dim;  // 0: hidden size / heads
+  int64_t context;
+  int64_t window;  // 0: none
+  double eps = 1e-6;
+  double theta = 10000;
+};
+const Usual& usual_of(const ModelConfig& config);
+
+// The configuration with the usual names, for families whose config.json has another form.
+Value with_usual_names(const Value& json, std::string_view where);
+
 // Rotary embeddings; `config` has its sizes.
 void read_rope(const Fields& fields, double usual_theta, ModelConfig& config);
 

@@ -2,14 +2,11 @@
 #include <span>
 #include <string_view>
 
-#include "compile/import/hf_weights.h"
+#include "compile/import/hf_names.h"
 
 namespace tokamak {
 namespace {
 
-struct HfName {
-  std::string_view stem, hf;
-};
 constexpr HfName kLlama[] = {
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
@@ -98,53 +95,6 @@ constexpr HfName kExaoneNames[] = {
     {"token_embd", "wte"},
     {"output_norm", "ln_f"},
 };
-constexpr HfName kMixtralNames[] = {
-    {"ffn_gate_inp", "block_sparse_moe.gate"},
-    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
-    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
-    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
-};
-constexpr HfName kLatentNames[] = {
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_q_a", "self_attn.q_a_proj"},
-    {"attn_q_a_norm", "self_attn.q_a_layernorm"},
-    {"attn_q_b", "self_attn.q_b_proj"},
-    {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
-    {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
-    {"attn_kv_b", "self_attn.kv_b_proj"},
-};
-constexpr HfName kQwen2MoeNames[] = {
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-};
-
-constexpr HfName kGptOssNames[] = {
-    {"attn_sinks", "self_attn.sinks"},
-    {"ffn_gate_inp", "mlp.router"},
-    {"ffn_gate_exps", "mlp.experts.gate_up_proj"},
-    {"ffn_up_exps", "mlp.experts.gate_up_proj"},
-    {"ffn_down_exps", "mlp.experts.down_proj"},
-};
-
-// Names that differ from Llama's.
-constexpr HfName kMamba2Names[] = {
-    {"token_embd", "embeddings"},   {"attn_norm", "norm"},        {"output_norm", "norm_f"},
-    {"ssm_gate", "mixer.in_proj"},  {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
-    {"ssm_conv1d", "mixer.conv1d"}, {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
-    {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
-};
-
-constexpr HfName kGraniteMoeNames[] = {
-    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
-    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
-    {"ffn_up_exps", "block_sparse_moe.input_linear"},
-    {"ffn_down_exps", "block_sparse_moe.output_linear"},
-    {"ffn_gate_shexp", "shared_mlp.input_linear"},
-    {"ffn_up_shexp", "shared_mlp.input_linear"},
-    {"ffn_down_shexp", "shared_mlp.output_linear"},
-};
 
 constexpr HfName kGptNeoXNames[] = {
     {"attn_q", "attention.query_key_value"},
@@ -155,70 +105,6 @@ constexpr HfName kGptNeoXNames[] = {
     {"ffn_down", "mlp.dense_4h_to_h"},
     {"token_embd", "embed_in"},
     {"output_norm", "final_layer_norm"},
-};
-
-constexpr HfName kErnieMoeNames[] = {{"exp_probs_b", "mlp.moe_statics.e_score_correction_bias"}};
-constexpr HfName kMiniMaxNames[] = {
-    {"ffn_gate_inp", "block_sparse_moe.gate"},
-    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
-    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
-    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
-    {"exp_probs_b", "block_sparse_moe.e_score_correction_bias"},
-};
-
-constexpr HfName kQwen35Names[] = {
-    {"attn_gate", "self_attn.q_proj"},
-    {"ssm_q", "linear_attn.in_proj_qkv"},
-    {"ssm_k", "linear_attn.in_proj_qkv"},
-    {"ssm_v", "linear_attn.in_proj_qkv"},
-    {"ssm_gate", "linear_attn.in_proj_z"},
-    {"ssm_rate", "linear_attn.in_proj_b"},
-    {"ssm_step", "linear_attn.in_proj_a"},
-    {"ssm_conv1d", "linear_attn.conv1d"},
-    {"ssm_dt", "linear_attn.dt_bias"},
-    {"ssm_a", "linear_attn.A_log"},
-    {"ssm_norm", "linear_attn.norm"},
-    {"ssm_out", "linear_attn.out_proj"},
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-};
-
-constexpr HfName kQwen3VlMoeNames[] = {{"ffn_gate_exps", "mlp.experts.gate_up_proj"},
-                                       {"ffn_up_exps", "mlp.experts.gate_up_proj"},
-                                       {"ffn_down_exps", "mlp.experts.down_proj"}};
-
-constexpr HfName kQwen3NextNames[] = {
-    {"attn_gate", "self_attn.q_proj"},
-    {"ssm_q", "linear_attn.in_proj_qkvz"},
-    {"ssm_k", "linear_attn.in_proj_qkvz"},
-    {"ssm_v", "linear_attn.in_proj_qkvz"},
-    {"ssm_gate", "linear_attn.in_proj_qkvz"},
-    {"ssm_rate", "linear_attn.in_proj_ba"},
-    {"ssm_step", "linear_attn.in_proj_ba"},
-    {"ssm_conv1d", "linear_attn.conv1d"},
-    {"ssm_dt", "linear_attn.dt_bias"},
-    {"ssm_a", "linear_attn.A_log"},
-    {"ssm_norm", "linear_attn.norm"},
-    {"ssm_out", "linear_attn.out_proj"},
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-};
-
-constexpr HfName kLlama4Names[] = {
-    {"ffn_gate", "feed_forward.gate_proj"},
-    {"ffn_up", "feed_forward.up_proj"},
-    {"ffn_down", "feed_forward.down_proj"},
-    {"ffn_gate_inp", "feed_forward.router"},
-    {"ffn_gate_exps", "feed_forward.experts.gate_up_proj"},
-    {"ffn_up_exps", "feed_forward.experts.gate_up_proj"},
-    {"ffn_down_exps", "feed_forward.experts.down_proj"},
-    {"ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "feed_forward.shared_expert.up_proj"},
-    {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
 };
 
 constexpr HfName kGemma3nNames[] = {
@@ -288,6 +174,24 @@ constexpr HfName kGptJNames[] = {
     {"token_embd", "wte"},
     {"output_norm", "ln_f"},
 };
+constexpr HfName kGptNeoNames[] = {
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.attention.q_proj"},
+    {"attn_k", "attn.attention.k_proj"},
+    {"attn_v", "attn.attention.v_proj"},
+    {"attn_output", "attn.attention.out_proj"},
+    {"ffn_norm", "ln_2"},
+    {"ffn_up", "mlp.c_fc"},
+    {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},
+    {"position_embd", "wpe"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kHyperClovaNames[] = {
+    {"ffn_norm", "post_attention_layernorm"},
+    {"post_attention_norm", "post_norm1"},
+    {"post_ffw_norm", "post_norm2"},
+};
 constexpr HfName kQwenNames[] = {
     {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
     {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
@@ -305,72 +209,6 @@ constexpr HfName kChatGlmNames[] = {
     {"output_norm", "final_layernorm"},
 };
 
-// Mamba-2 as one part of a layer.
-constexpr HfName kMambaPart[] = {
-    {"ssm_gate", "mamba.in_proj"},  {"ssm_xbc", "mamba.in_proj"}, {"ssm_step", "mamba.in_proj"},
-    {"ssm_conv1d", "mamba.conv1d"}, {"ssm_dt", "mamba.dt_bias"},  {"ssm_a", "mamba.A_log"},
-    {"ssm_d", "mamba.D"},           {"ssm_norm", "mamba.norm"},   {"ssm_out", "mamba.out_proj"},
-};
-constexpr HfName kGraniteHybridNames[] = {
-    {"ffn_gate", "shared_mlp.input_linear"},
-    {"ffn_up", "shared_mlp.input_linear"},
-    {"ffn_down", "shared_mlp.output_linear"},
-    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
-    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
-    {"ffn_up_exps", "block_sparse_moe.input_linear"},
-    {"ffn_down_exps", "block_sparse_moe.output_linear"},
-    {"ffn_gate_shexp", "shared_mlp.input_linear"},
-    {"ffn_up_shexp", "shared_mlp.input_linear"},
-    {"ffn_down_shexp", "shared_mlp.output_linear"},
-};
-constexpr HfName kFalconH1Names[] = {
-    {"ffn_norm", "pre_ff_layernorm"},       {"output_norm", "final_layernorm"},
-    {"ffn_gate", "feed_forward.gate_proj"}, {"ffn_up", "feed_forward.up_proj"},
-    {"ffn_down", "feed_forward.down_proj"},
-};
-constexpr HfName kNemotronHNames[] = {
-    {"token_embd", "embeddings"},
-    {"attn_norm", "norm"},
-    {"output_norm", "norm_f"},
-    {"attn_q", "mixer.q_proj"},
-    {"attn_k", "mixer.k_proj"},
-    {"attn_v", "mixer.v_proj"},
-    {"attn_output", "mixer.o_proj"},
-    {"ffn_up", "mixer.up_proj"},
-    {"ffn_down", "mixer.down_proj"},
-    {"ffn_gate_inp", "mixer.gate"},
-    {"ffn_up_exps", "mixer.experts.{}.up_proj"},
-    {"ffn_down_exps", "mixer.experts.{}.down_proj"},
-    {"exp_probs_b", "mixer.gate.e_score_correction_bias"},
-    {"ffn_up_shexp", "mixer.shared_experts.up_proj"},
-    {"ffn_down_shexp", "mixer.shared_experts.down_proj"},
-};
-constexpr HfName kLfm2Names[] = {
-    {"attn_norm", "operator_norm"},
-    {"ffn_norm", "ffn_norm"},
-    {"output_norm", "embedding_norm"},
-    {"attn_q_norm", "self_attn.q_layernorm"},
-    {"attn_k_norm", "self_attn.k_layernorm"},
-    {"attn_output", "self_attn.out_proj"},
-    {"ffn_gate", "feed_forward.w1"},
-    {"ffn_up", "feed_forward.w3"},
-    {"ffn_down", "feed_forward.w2"},
-    {"ffn_gate_inp", "feed_forward.gate"},
-    {"ffn_gate_exps", "feed_forward.experts.{}.w1"},
-    {"ffn_up_exps", "feed_forward.experts.{}.w3"},
-    {"ffn_down_exps", "feed_forward.experts.{}.w2"},
-    {"exp_probs_b", "feed_forward.expert_bias"},
-    {"ssm_b", "conv.in_proj"},
-    {"ssm_c", "conv.in_proj"},
-    {"ssm_x", "conv.in_proj"},
-    {"ssm_conv1d", "conv.conv"},
-    {"ssm_out", "conv.out_proj"},
-};
-
-struct OwnNames {
-  std::string_view architecture;
-  std::span<const HfName> names;
-};
 constexpr OwnNames kOwnNames[] = {
     {"gpt2", kGpt2Names},
     {"opt", kOptNames},
@@ -379,22 +217,9 @@ constexpr OwnNames kOwnNames[] = {
     {"glm4", kGlm4Names},
     {"internlm2", kInternLm2Names},
     {"exaone", kExaoneNames},
-    {"mixtral", kMixtralNames},
-    {"qwen2moe", kQwen2MoeNames},
-    {"deepseek2", kLatentNames},
-    {"gpt-oss", kGptOssNames},
-    {"mamba2", kMamba2Names},
-    {"qwen3next", kQwen3NextNames},
-    {"llama4", kLlama4Names},
     {"gemma3n", kGemma3nNames},
     {"gemma4", kGemma4Names},
-    {"granitemoe", kGraniteMoeNames},
     {"gptneox", kGptNeoXNames},
-    {"ernie4_5-moe", kErnieMoeNames},
-    {"minimax-m2", kMiniMaxNames},
-    {"qwen3vlmoe", kQwen3VlMoeNames},
-    {"qwen35", kQwen35Names},
-    {"qwen35moe", kQwen35Names},
     {"apertus", kApertusNames},
     {"hunyuan-dense", kHunyuanNames},
     {"hunyuan-moe", kHunyuanNames},
@@ -402,14 +227,10 @@ constexpr OwnNames kOwnNames[] = {
     {"gptj", kGptJNames},
     {"starcoder", kGpt2Names},
     {"qwen", kQwenNames},
-    {"granitehybrid", kGraniteHybridNames},
-    {"falcon-h1", kFalconH1Names},
-    {"nemotron_h", kNemotronHNames},
-    {"nemotron_h_moe", kNemotronHNames},
-    {"lfm2", kLfm2Names},
-    {"lfm2moe", kLfm2Names},
     {"chatglm", kChatGlmNames},
     {"stablelm", kStableLmNames},
+    {"gptneo", kGptNeoNames},
+    {"hyperclovax", kHyperClovaNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -422,11 +243,12 @@ std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
 
 std::string_view hf_stem(const Family& family, std::string_view stem) {
   std::string_view name;
-  for (const OwnNames& own : kOwnNames)
-    if (own.architecture == family.architecture) name = lookup(own.names, stem);
+  for (std::span<const OwnNames> table : {std::span<const OwnNames>(kOwnNames), mixed_names()})
+    for (const OwnNames& own : table)
+      if (own.architecture == family.architecture) name = lookup(own.names, stem);
   if (name.empty() && family.architecture.starts_with("nemotron_h"))
-    name = lookup(kMamba2Names, stem);
-  if (name.empty() && family.hybrid) name = lookup(kMambaPart, stem);
+    name = lookup(mamba2_names(), stem);
+  if (name.empty() && family.hybrid) name = lookup(mamba_part_names(), stem);
   if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
   if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);

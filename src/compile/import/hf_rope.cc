@@ -20,6 +20,18 @@ std::vector<double> proportional(const Fields& p, const Fields& top, int64_t dim
   return divisors;
 }
 
+void read_long_factors(const Fields& p, const Fields& top, RopeConfig& r) {
+  r.short_factor = p.numbers("short_factor");
+  r.long_factor = p.numbers("long_factor");
+  if (p.find({"short_mscale", "long_mscale"})) {  // Phi-3.5-MoE: the factor of sin and cos
+    r.attention_factor = p.number({"short_mscale"}, 0);
+    if (p.number({"long_mscale"}, 0) != r.attention_factor || !(r.attention_factor > 0))
+      top.wrong("rope_scaling", "an object with short_mscale equal to long_mscale");
+  }
+  if (r.short_factor.empty() || r.long_factor.empty())
+    fail(ErrorCode::kCorrupt, "{}: longrope needs short_factor and long_factor", top.where());
+}
+
 // One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
 // of config.json.
 RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
@@ -69,10 +81,7 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
     r.yarn_truncate = p.boolean("truncate", true);
   } else if (type == "longrope" || type == "su") {
     r.scaling = Scaling::kLongRope;
-    r.short_factor = p.numbers("short_factor");
-    r.long_factor = p.numbers("long_factor");
-    if (r.short_factor.empty() || r.long_factor.empty())
-      fail(ErrorCode::kCorrupt, "{}: longrope needs short_factor and long_factor", top.where());
+    read_long_factors(p, top, r);
   } else {
     fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", top.where(), type);
   }

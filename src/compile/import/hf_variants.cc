@@ -17,11 +17,11 @@ void check_fixed(const Fields& f, const ModelConfig& c) {
     bool value;
   };
   for (const auto& [architecture, key, value] :
-       {Flag{"deepseek2", "rope_interleave", true}, Flag{"minimax-m2", "use_qk_norm", true},
-        Flag{"hunyuan-dense", "use_qk_norm", true}, Flag{"hunyuan-moe", "use_qk_norm", true},
-        Flag{"hunyuan-dense", "use_cla", false}, Flag{"hunyuan-moe", "use_cla", false},
-        Flag{"qwen35", "attn_output_gate", true}, Flag{"qwen35moe", "attn_output_gate", true},
-        Flag{"smollm3", "use_sliding_window", false}})
+       {Flag{"afmoe", "route_norm", true}, Flag{"minimax-m2", "use_qk_norm", true},
+        Flag{"bailingmoe2", "use_qk_norm", true}, Flag{"hunyuan-dense", "use_qk_norm", true},
+        Flag{"hunyuan-moe", "use_qk_norm", true}, Flag{"hunyuan-dense", "use_cla", false},
+        Flag{"hunyuan-moe", "use_cla", false}, Flag{"qwen35", "attn_output_gate", true},
+        Flag{"qwen35moe", "attn_output_gate", true}, Flag{"smollm3", "use_sliding_window", false}})
     if (c.architecture == architecture && f.boolean(key, value) != value) refuse(key);
   if (c.architecture == "gpt-oss" && std::fabs(f.number({"swiglu_alpha"}, 1.702) - 1.702) > 1e-6)
     refuse("swiglu_alpha");
@@ -46,12 +46,27 @@ void read_scales(const Fields& f, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = f.number({"logit_scale"}, 0.0625);
     c.qk_norm = c.head_qk_norm = c.architecture == "command-r" && f.boolean("use_qk_norm", false);
-  } else if (c.architecture == "minicpm") {
-    c.embedding_scale = f.number({"scale_emb"}, 1);
-    c.residual_scale = f.number({"scale_depth"}, 1) / std::sqrt(static_cast<double>(c.layers));
-    c.logit_scale = f.number({"dim_model_base"}, 1) / static_cast<double>(c.hidden);
+  } else if (c.architecture.starts_with("minicpm")) {
+    bool third = c.architecture == "minicpm3";
+    double depth = std::sqrt(static_cast<double>(c.layers));
+    auto hidden = static_cast<double>(c.hidden);
+    auto given = [&](const char* key, double usual, double without) {
+      return third && f.is_null(key) ? without : f.number({key}, third ? usual : 1);
+    };
+    c.embedding_scale = given("scale_emb", 12, 1);
+    c.residual_scale = given("scale_depth", 1.4F, depth) / depth;
+    c.logit_scale = given("dim_model_base", 256, hidden) / hidden;
+  } else if (c.architecture == "hyperclovax") {
+    c.post_norms = f.boolean("use_post_norm", true);
+    c.embedding_scale = f.number({"embedding_multiplier"}, 1);
+    c.residual_scale = f.number({"residual_multiplier"}, 1);
+    c.attention_scale = f.number({"attention_multiplier"}, 0);
+    c.logit_scale = f.number({"logits_scaling"}, 1);
+  } else if (c.architecture == "afmoe" && f.boolean("mup_enabled", false)) {
+    c.embedding_scale = std::sqrt(static_cast<double>(c.hidden));
   }
-  if (c.architecture == "olmo" || c.architecture == "olmoe") c.clip_qkv = f.number({"clip_qkv"}, 0);
+  if (c.architecture == "olmo" || c.architecture == "olmoe" || c.architecture == "dbrx")
+    c.clip_qkv = f.number({"clip_qkv"}, 0);
 }
 
 // Layers that use no positions: every n-th of SmolLM3 and Llama 4; those without a window of Cohere
@@ -69,11 +84,13 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
       if (v && !v->is_int()) f.wrong("no_rope_layers", "a list of numbers");
       c.layer_rotates.push_back(v ? v->as_int() != 0 : (i + 1) % interval != 0);
     }
-  } else if (c.architecture.starts_with("nemotron_h") ||
+  } else if (c.architecture.starts_with("nemotron_h") || c.architecture == "jamba" ||
              (c.architecture == "granitehybrid" &&
               f.text({"position_embedding_type"}, "") != "rope")) {
     c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
-  } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
+  } else if (c.architecture == "cohere2" || c.architecture == "afmoe" ||
+             ((c.architecture == "exaone4" || c.architecture == "exaone-moe") &&
+              c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
   }
@@ -109,8 +126,10 @@ std::vector<int64_t> layer_numbers(const Fields& f, const Value& list, const cha
 std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
   bool solar = f.text({"model_type"}, "") == "solar_open";  // all layers have experts
-  bool one_dense = (c.architecture == "glm4moe" && !solar) || c.architecture == "ernie4_5-moe" ||
-                   f.text({"model_type"}, "") == "glm4_moe_lite";
+  bool one_dense =
+      (c.architecture == "glm4moe" && !solar) || f.text({"model_type"}, "") == "glm4_moe_lite";
+  for (const char* name : {"ernie4_5-moe", "afmoe", "exaone-moe"})
+    one_dense = one_dense || c.architecture == name;
   int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"},
                             one_dense                     ? 1
                             : c.architecture == "lfm2moe" ? 2
@@ -134,6 +153,12 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
     for (int64_t at : layer_numbers(f, *with, "moe_layers", c.layers))
       layers[static_cast<size_t>(at)] = true;
   }
+  if (c.architecture == "jamba") {
+    int64_t period = f.integer({"expert_layer_period"}, 2);
+    int64_t offset = f.integer({"expert_layer_offset"}, 1);
+    if (period <= 0) f.wrong("expert_layer_period", "positive");
+    for (int64_t i = 0; i < c.layers; ++i) layers[static_cast<size_t>(i)] = i % period == offset;
+  }
   if (c.alone) {  // an MLP without experts has no router
     for (size_t i = 0; i < layers.size(); ++i) layers[i] = c.mlp_layers[i] && is_expert_layer(f, i);
   }
@@ -144,10 +169,19 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   return layers;
 }
 
+// Each of two experts has the weight of a softmax over those whose scores are close to its own.
+void read_mixer(const Fields& f, ExpertConfig& e) {
+  e.mixer = f.number({"router_jitter_noise"}, 0.01F);
+  if (e.used != 2 || !(e.mixer > 0))
+    fail(ErrorCode::kUnsupported, "{}: Phi-3.5-MoE with {} experts per token is not supported",
+         f.where(), e.used);
+}
+
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
-  if (!family.experts) return;
+  if (!family.experts || f.text({"model_type"}, "") == "youtu") return;
   if (c.architecture == "granitehybrid" && f.integer({"num_local_experts"}, 8) == 0) return;
   if (c.architecture == "gemma4" && !f.boolean("enable_moe_block", false)) return;
+  if (c.architecture == "jamba" && f.integer({"num_experts"}, 16) <= 1) return;
   ExpertConfig& e = c.experts;
   e.beside_mlp = c.architecture == "gemma4";
   e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
@@ -161,7 +195,9 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
       c.architecture == "hunyuan-moe" || e.beside_mlp ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
-  e.scale = f.number({"routed_scaling_factor"}, 1);
+  e.scale =
+      f.number({"routed_scaling_factor", "route_scale"}, c.architecture == "exaone-moe" ? 2.5 : 1);
+  if (c.architecture == "phimoe") read_mixer(f, e);
   if (c.architecture == "ernie4_5-moe") {
     e.score_bias = true;
     e.shared_ffn = f.integer({"moe_num_shared_experts"}, 2) * e.ffn;
@@ -179,7 +215,9 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
     e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
     e.shared_gate = true;
   } else {
-    e.shared_ffn = f.integer({"n_shared_experts"}, 0) * e.ffn;
+    int64_t usual = c.architecture == "afmoe" ? 2 : c.architecture == "exaone-moe" ? 1 : 0;
+    e.shared_ffn = f.integer({"n_shared_experts", "num_shared_experts"}, usual) * e.ffn;
+    e.shared_ffn = f.integer({"moe_shared_expert_intermediate_size"}, e.shared_ffn);
   }
   if (c.architecture == "lfm2moe") e.score_bias = f.boolean("use_expert_bias", true);
   e.groups = f.integer({"n_group"}, 1);

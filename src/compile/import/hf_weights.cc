@@ -7,8 +7,9 @@ namespace tokamak {
 namespace {
 
 std::string_view layers_name(const Family& family) {
-  for (const char* name : {"gpt2", "exaone", "falcon", "gptj", "starcoder", "qwen"})
+  for (const char* name : {"gpt2", "gptneo", "exaone", "falcon", "gptj", "starcoder", "qwen"})
     if (family.architecture == name) return "h";
+  if (family.architecture == "dbrx") return "blocks";
   return "layers";
 }
 
@@ -68,9 +69,10 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
                                                                         : "post_attention_norm",
                    "weight",
                    {}};
-  for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
-                             "model.language_model.", "model.decoder.", "decoder.", "backbone.",
-                             "gpt_neox.", "transformer.encoder.", "model.text_model."})
+  for (const char* prefix :
+       {"model.", "", "transformer.", "language_model.model.", "model.language_model.",
+        "model.decoder.", "decoder.", "backbone.", "gpt_neox.", "transformer.encoder.",
+        "model.text_model.", "thinker.model.", "language.model."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -83,8 +85,10 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
     if (family.architecture == "gptneox") return "embed_out." + slot.suffix;
     if (family.architecture == "chatglm") return "transformer.output_layer." + slot.suffix;
     // The head is stored next to the model, not inside it.
-    bool nested = prefix == "language_model.model.";
-    return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
+    std::string_view beside;
+    for (const char* outer : {"language_model.", "thinker.", "language."})
+      if (prefix == std::string(outer) + "model.") beside = outer;
+    return fmt::format("{}lm_head.{}", beside, slot.suffix);
   }
   if (AltUpPart part = altup_part(slot.stem); part.index >= 0)
     return fmt::format("{}{}.{}.weight", prefix,
@@ -159,9 +163,10 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
                                  config.rope.dims == config.head_dim ? 0 : config.rope.dims));
   if (config.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
     add_head_norm_steps(family, config, slot, steps);
-  if (config.attention_gate && slot.stem == "attn_q")  // each head has its query and its gate
+  const bool paired = config.recurrent.delta;  // each head has its query and its gate
+  if (paired && slot.stem == "attn_q")
     steps.push_back(slice_rows_of_each(0, config.head_dim, 2 * config.head_dim));
-  if (slot.stem == "attn_gate")
+  if (paired && slot.stem == "attn_gate")
     steps.push_back(slice_rows_of_each(config.head_dim, 2 * config.head_dim, 2 * config.head_dim));
   if ((family.gemma || family.centered_norms) && is_norm(slot.stem) && slot.suffix == "weight")
     steps.push_back(add_scalar(1.0));
@@ -193,6 +198,11 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
     transposed = !t || t->dims.size() != 3 || t->dims[1] != config.hidden;
   }
   std::vector<RecipeStep> steps;
+  if (config.architecture == "dbrx") {  // [experts * ffn, hidden], the last one transposed
+    steps.push_back(reshape({config.experts.count, config.experts.ffn, config.hidden}));
+    if (down) steps.push_back(transpose());
+    return steps;
+  }
   if (bias) {
     source += "_bias";
   } else if (weights.find(source + "_blocks")) {

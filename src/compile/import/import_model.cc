@@ -53,12 +53,13 @@ ImportedModel import_folder(const fs::path& folder) {
   } catch (const Error& e) {
     fail(ErrorCode::kCorrupt, "{}", e.what());
   }
-  model.weights = SafetensorsFolder::open(folder);
+  model.weights = SafetensorsFolder::open(folder, sentence_transformers_folders(folder));
   std::string where = folder.string();
   model.config = is_encoder_hf(model.metadata)
                      ? encoder_from_hf(model.metadata, *model.weights, where)
                      : config_from_hf(model.metadata, *model.weights, where);
   read_sentence_transformers(folder, model.config.embedding);
+  read_dense_modules(folder, *model.weights, model.config);
   model.format = "safetensors";
   model.path = folder;
   return model;

@@ -50,6 +50,7 @@ struct ExpertConfig {
   bool normalize = false;     // the weights of the chosen experts sum to one
   bool bias = false;          // of the router and of the experts' matrices
   bool scale_inputs = false;  // weights multiply what experts read, not what they give (Llama 4)
+  double mixer = 0.0;         // Phi-3.5-MoE: a weight counts only experts this close (SparseMixer)
   bool beside_mlp = false;    // Gemma 4: an MLP as well, each with norms, and scales of experts
   double clamp = 0.0;         // gpt-oss: limit of gate and up, with its own activation; 0: none
   double scale = 1.0;         // of the weights
@@ -65,6 +66,7 @@ struct LatentConfig {
   int64_t q_rank = 0;          // of the queries' vector; 0: queries are computed directly
   int64_t nope = 0, rope = 0;  // parts of a head's query and key: without and with rotation
   int64_t value = 0;           // of a head
+  bool interleaved = true;     // files have the rotated parts in interleaved order
   bool operator==(const LatentConfig&) const = default;
 };
 
@@ -84,18 +86,21 @@ struct AltUpConfig {
 // channel, then a state space with one decay per head (Mamba-2), or linear attention by the gated
 // delta rule (Qwen3-Next), whose keys are the vectors of a group and whose channels are values.
 struct RecurrentConfig {
-  int64_t heads = 0;         // 0: the model has none
-  int64_t head_dim = 0;      // channels of a head
-  int64_t state = 0;         // numbers that a channel keeps
-  int64_t groups = 1;        // of heads that share their input and output vectors
-  int64_t norm_groups = 1;   // of channels that are normalised together (Mamba-2)
-  int64_t taps = 0;          // of the convolution
-  bool delta = false;        // the gated delta rule
-  bool beside = false;       // attention reads the same input, in all layers (Falcon-H1)
-  bool gated_norm = true;    // the result is normalised after its gate (Falcon-H1: may be not)
-  bool tiled = false;        // of delta: heads i, i + groups, ... share a key, not neighbours
-  bool short_conv = false;   // LFM2: the convolution, between two gates, and no other state
-  std::vector<bool> layers;  // which layers they are; empty: all
+  int64_t heads = 0;             // 0: the model has none
+  int64_t head_dim = 0;          // channels of a head
+  int64_t state = 0;             // numbers that a channel keeps
+  int64_t groups = 1;            // of heads that share their input and output vectors
+  int64_t norm_groups = 1;       // of channels that are normalised together (Mamba-2)
+  int64_t taps = 0;              // of the convolution
+  bool delta = false;            // the gated delta rule
+  bool beside = false;           // attention reads the same input, in all layers (Falcon-H1)
+  bool gated_norm = true;        // the result is normalised after its gate (Falcon-H1: may be not)
+  bool tiled = false;            // of delta: heads i, i + groups, ... share a key, not neighbours
+  int64_t step_rank = 0;         // Mamba: of the vector that steps are computed from; 0: Mamba-2
+  bool step_norms = false;       // of it and of the input and output vectors (Jamba, Falcon-Mamba),
+  bool unit_step_norms = false;  // without weights (Falcon-Mamba)
+  bool short_conv = false;       // LFM2: the convolution, between two gates, and no other state
+  std::vector<bool> layers;      // which layers they are; empty: all
   bool conv_bias = true;
   bool decay_log = false;                // the file has log(-a) instead of a
   double step_low = 0.0, step_high = 0;  // limits of a time step; 0: none above
@@ -104,7 +109,8 @@ struct RecurrentConfig {
   }
   int64_t states() const { return short_conv ? 1 : 2; }
   int64_t inner() const { return heads * head_dim; }
-  int64_t channels() const { return inner() + 2 * groups * state; }  // of the convolution
+  // Channels of the convolution: Mamba computes input and output vectors from its results.
+  int64_t channels() const { return inner() + (step_rank > 0 ? 0 : 2 * groups * state); }
   bool operator==(const RecurrentConfig&) const = default;
 };
 
@@ -212,6 +218,10 @@ struct ModelConfig {
   int64_t token_types = 0;  // rows of the table of segments
   Activation head_activation = Activation::kTanh;  // of a classifier's dense layer
   EmbeddingSpec embedding;
+  // Dense layers after the pooling: what each gives, and whether tanh follows it.
+  std::vector<int64_t> dense;
+  bool dense_tanh = false;
+  int64_t vector_size() const { return dense.empty() ? hidden : dense.back(); }
 
   // Canonical weight name (as in GGUF: "token_embd.weight", "blk.3.attn_q.weight") -> its source.
   // The recipes hide the

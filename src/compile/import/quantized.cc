@@ -19,7 +19,7 @@ namespace {
 using Code = GroupFormat::Code;
 
 constexpr const char* kMethods[] = {"gptq",  "awq",        "compressed-tensors", "fp8",
-                                    "mxfp4", "fbgemm_fp8", "bitsandbytes"};
+                                    "mxfp4", "fbgemm_fp8", "bitsandbytes",       "modelopt"};
 
 RecipeStep join_step(GroupPacking packing, int64_t flags, std::vector<int64_t> dims) {
   return {.kind = RecipeStep::Kind::kJoinGroups,
@@ -91,6 +91,10 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
     block_columns_ = block->as_array()[1].as_int();
   }
   if (method_ == "compressed-tensors") read_compressed();
+  if (std::string kind = f.text({"quant_algo"}, "FP8");
+      method_ == "modelopt" && kind != "FP8" && kind != "NVFP4")
+    fail(ErrorCode::kUnsupported, "{}: modelopt with {} is not supported, only FP8 and NVFP4",
+         where_, kind);
 }
 
 void QuantizedWeights::read_compressed() {
@@ -132,10 +136,10 @@ bool QuantizedWeights::quantized(const std::string& module) const {
 
 bool QuantizedWeights::is_side_tensor(std::string_view name) const {
   if (!config_) return false;
-  for (const char* suffix :
-       {".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale", ".input_zero_point",
-        ".input_scale_ub", ".weight_shape", ".weight_format", ".quant_map", ".g_idx",
-        ".weight_g_idx", ".qzeros", ".weight_global_scale", ".input_global_scale"})
+  for (const char* suffix : {".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale",
+                             ".input_zero_point", ".input_scale_ub", ".weight_shape",
+                             ".weight_format", ".quant_map", ".g_idx", ".weight_g_idx", ".qzeros",
+                             ".weight_global_scale", ".input_global_scale", ".weight_scale_2"})
     if (name.ends_with(suffix)) return true;
   return name.find(".weight.quant_state.") != std::string_view::npos;
 }
@@ -301,7 +305,11 @@ QuantizedWeights::Found QuantizedWeights::mxfp4(const std::string& module) const
 // Codes as in MXFP4; a scale in fp8 for every 16 columns, divided by one of the whole matrix.
 QuantizedWeights::Found QuantizedWeights::nvfp4(const std::string& module,
                                                 const TensorView& whole) const {
-  const TensorView &codes = need_matrix(module + ".weight_packed"),
+  // ModelOpt has other names, and the number by which the others divide.
+  const bool modelopt = method_ == "modelopt";
+  const std::string packed_name = module + (modelopt ? ".weight" : ".weight_packed"),
+                    whole_name = module + (modelopt ? ".weight_scale_2" : ".weight_global_scale");
+  const TensorView &codes = need_matrix(packed_name),
                    &scales = need_matrix(module + ".weight_scale");
   int64_t n = codes.dims[0], k = codes.dims[1] * 2;
   if (k % 64 != 0)
@@ -312,16 +320,16 @@ QuantizedWeights::Found QuantizedWeights::nvfp4(const std::string& module,
          where_, module, dtype_name(scales.dtype), fmt::join(scales.dims, ", "), n, k / 16);
   float all = 0;
   if (whole.dtype != DType::kF32 || whole.elements() != 1 || whole.bytes.size() != sizeof all)
-    fail(ErrorCode::kCorrupt, "{}: tensor {}.weight_global_scale is not one f32", where_, module);
+    fail(ErrorCode::kCorrupt, "{}: tensor {} is not one f32", where_, whole_name);
   std::memcpy(&all, whole.bytes.data(), sizeof all);
   if (!std::isfinite(all) || !(all > 0))
-    fail(ErrorCode::kCorrupt, "{}: {}.weight_global_scale is {}", where_, module, all);
+    fail(ErrorCode::kCorrupt, "{}: {} is {}", where_, whole_name, all);
   Found found;
   found.joined = 64;
-  found.factor = 1.0 / double{all};
+  found.factor = modelopt ? double{all} : 1.0 / double{all};
   found.step = {
       .kind = RecipeStep::Kind::kJoinMxfp4, .dims = {n, k}, .tensor = module + ".weight_scale"};
-  found.sources = {module + ".weight_packed"};
+  found.sources = {packed_name};
   return found;
 }
 
@@ -401,7 +409,8 @@ QuantizedWeights::Found QuantizedWeights::find(const std::string& module) const 
   if (weights_.find(module + ".qweight")) return method_ == "awq" ? awq(module) : gptq(module);
   if (const TensorView* packed_codes = weights_.find(module + ".weight_packed"))
     return packed_codes->dtype == DType::kU8 ? mxfp4(module) : packed(module);
-  return need(module + ".weight").dtype == DType::kU8 ? nf4(module) : plain(module);
+  if (need(module + ".weight").dtype != DType::kU8) return plain(module);
+  return method_ == "modelopt" ? nvfp4(module, need(module + ".weight_scale_2")) : nf4(module);
 }
 
 void QuantizedWeights::check_parts(const Found& found) const {

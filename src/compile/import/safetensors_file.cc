@@ -147,19 +147,24 @@ const TensorView* SafetensorsFile::find(std::string_view name) const {
 }
 
 std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
-    const std::filesystem::path& folder) {
+    const std::filesystem::path& folder, const std::vector<std::string>& inner) {
   std::shared_ptr<SafetensorsFolder> out(new SafetensorsFolder());
+  out->open_files(folder);
+  for (const std::string& name : inner)
+    out->inner_.emplace_back(name + "/",
+                             SafetensorsFile::open(folder / name / "model.safetensors"));
+  return out;
+}
+
+void SafetensorsFolder::open_files(const std::filesystem::path& folder) {
   std::filesystem::path single = folder / "model.safetensors",
                         index = folder / "model.safetensors.index.json";
   std::error_code ec;
   if (std::filesystem::exists(single, ec)) {
-    out->files_.push_back(SafetensorsFile::open(single));
-    return out;
+    files_.push_back(SafetensorsFile::open(single));
+    return;
   }
-  if (std::filesystem::is_regular_file(index, ec)) {
-    out->open_shards(index);
-    return out;
-  }
+  if (std::filesystem::is_regular_file(index, ec)) return open_shards(index);
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ec))
     if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
@@ -170,8 +175,7 @@ std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
   if (found.size() > 1)
     fail(ErrorCode::kNotFound, "{}: {} safetensors files but no model.safetensors.index.json",
          folder.string(), found.size());
-  out->files_.push_back(SafetensorsFile::open(found[0]));
-  return out;
+  files_.push_back(SafetensorsFile::open(found[0]));
 }
 
 void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
@@ -209,6 +213,8 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
 }
 
 const TensorView* SafetensorsFolder::find(std::string_view name) const {
+  for (const auto& [prefix, file] : inner_)
+    if (name.starts_with(prefix)) return file->find(name.substr(prefix.size()));
   if (shard_of_.empty()) return files_[0]->find(name);
   auto it = shard_of_.find(name);
   return it == shard_of_.end() ? nullptr : files_[it->second]->find(name);
@@ -219,6 +225,8 @@ std::vector<std::string> SafetensorsFolder::names() const {
   for (const auto& file : files_)
     for (const std::string& name : file->names())
       if (shard_of_.empty() || shard_of_.contains(name)) out.push_back(name);
+  for (const auto& [prefix, file] : inner_)
+    for (const std::string& name : file->names()) out.push_back(prefix + name);
   return out;
 }
 

@@ -53,18 +53,21 @@ class SafetensorsFile final : public WeightSource {
 };
 
 // The tensors of a folder: model.safetensors, the shards listed in model.safetensors.index.json, or
-// the only .safetensors file.
+// the only .safetensors file. Tensors of other folders in it are named "2_Dense/linear.weight".
 class SafetensorsFolder final : public WeightSource {
  public:
-  static std::shared_ptr<const SafetensorsFolder> open(const std::filesystem::path& folder);
+  static std::shared_ptr<const SafetensorsFolder> open(const std::filesystem::path& folder,
+                                                       const std::vector<std::string>& inner = {});
   const TensorView* find(std::string_view name) const override;
   std::vector<std::string> names() const override;
   size_t file_count() const { return files_.size(); }
 
  private:
+  void open_files(const std::filesystem::path& folder);
   void open_shards(const std::filesystem::path& index);
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::map<std::string, size_t, std::less<>> shard_of_;  // empty: one file
+  std::vector<std::pair<std::string, std::shared_ptr<const SafetensorsFile>>> inner_;
 };
 
 }  // namespace tokamak

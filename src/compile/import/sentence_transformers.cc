@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "compile/import/families.h"
 
 namespace tokamak {
 namespace {
@@ -47,11 +48,15 @@ Pooling pooling_of(const Value& config, const fs::path& path) {
   return found;
 }
 
+void check_module_path(const fs::path& folder, const std::string& path) {
+  if (fs::path(path).is_absolute() || path.find("..") != std::string::npos)
+    fail(ErrorCode::kCorrupt, "{}: modules.json names the path {}", folder.string(), path);
+}
+
 void read_module(const fs::path& folder, const Value& module, EmbeddingSpec& spec) {
   std::string type = module.get_string("type", ""), path = module.get_string("path", "");
   auto is = [&](std::string_view name) { return type.ends_with(name); };
-  if (fs::path(path).is_absolute() || path.find("..") != std::string::npos)
-    fail(ErrorCode::kCorrupt, "{}: modules.json names the path {}", folder.string(), path);
+  check_module_path(folder, path);
   if (is(".Pooling")) {
     fs::path file = folder / path / "config.json";
     Value config = read_if_there(file);
@@ -59,6 +64,7 @@ void read_module(const fs::path& folder, const Value& module, EmbeddingSpec& spe
     spec.pooling = pooling_of(config, file);
   } else if (is(".Normalize")) {
     spec.normalize = true;
+  } else if (is(".Dense") || is(".Dropout")) {  // read_dense_modules() does it; for training
   } else if (is(".Transformer")) {
     Value config = read_if_there(folder / path / "sentence_bert_config.json");
     if (config.is_object()) spec.max_tokens = config.get_int("max_seq_length", 0);
@@ -69,6 +75,59 @@ void read_module(const fs::path& folder, const Value& module, EmbeddingSpec& spe
 }
 
 }  // namespace
+
+// In their order; all follow the pooling.
+std::vector<std::string> sentence_transformers_folders(const fs::path& folder) {
+  Value modules = read_if_there(folder / "modules.json");
+  std::vector<std::string> out;
+  bool pooled = false;
+  if (!modules.is_array()) return out;
+  for (const Value& module : modules.as_array()) {
+    if (!module.is_object()) continue;
+    std::string type = module.get_string("type", ""), path = module.get_string("path", "");
+    pooled = pooled || type.ends_with(".Pooling");
+    if (!type.ends_with(".Dense")) continue;
+    check_module_path(folder, path);
+    if (!pooled)
+      fail(ErrorCode::kUnsupported, "{}: a Dense module before the pooling is not supported",
+           folder.string());
+    std::error_code ec;
+    if (!fs::exists(folder / path / "model.safetensors", ec))
+      fail(ErrorCode::kNotFound,
+           "{}: model.safetensors is missing; save the model again with sentence-transformers",
+           (folder / path).string());
+    out.push_back(path);
+  }
+  return out;
+}
+
+void read_dense_modules(const fs::path& folder, const WeightSource& weights, ModelConfig& config) {
+  if (config.embedding.classifies()) return;
+  for (const std::string& path : sentence_transformers_folders(folder)) {
+    fs::path file = folder / path / "config.json";
+    Value json = read_if_there(file);
+    std::string activation = json.is_object() ? json.get_string("activation_function", "") : "";
+    bool tanh = activation.ends_with(".Tanh");
+    if ((!tanh && !activation.ends_with(".Identity")) ||
+        (!config.dense.empty() && tanh != config.dense_tanh))
+      fail(ErrorCode::kUnsupported, "{}: activation \"{}\" is not supported, only Identity or Tanh",
+           file.string(), activation);
+    const TensorView* matrix = weights.find(path + "/linear.weight");
+    if (!matrix || matrix->dims.size() != 2)
+      fail(ErrorCode::kCorrupt, "{}: tensor linear.weight is {}", (folder / path).string(),
+           matrix ? "not a matrix" : "missing");
+    config.dense_tanh = tanh;
+    WeightSlot slot{
+        -1, dense_stem(config.dense.size()), "weight", {matrix->dims[0], config.vector_size()}};
+    config.dense.push_back(matrix->dims[0]);
+    std::string where = folder.string();
+    add_weight(config, weights, where, slot, {path + "/linear.weight"}, {});
+    if (!weights.find(path + "/linear.bias")) continue;
+    slot.suffix = "bias";
+    slot.dims.pop_back();
+    add_weight(config, weights, where, slot, {path + "/linear.bias"}, {});
+  }
+}
 
 void read_sentence_transformers(const fs::path& folder, EmbeddingSpec& spec) {
   Value modules = read_if_there(folder / "modules.json");

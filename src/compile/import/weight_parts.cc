@@ -47,10 +47,14 @@ LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
   int64_t head = m.nope + m.rope, pair = m.nope + m.value;
   std::string_view query = m.q_rank > 0 ? "attn_q_b" : "attn_q";
   if (stem == "attn_q_nope") return {query, {every(0, m.nope, head)}};
-  if (stem == "attn_q_pe") return {query, {every(m.nope, head, head), permute_rows(c.heads)}};
+  auto rotated = [&](RecipeStep slice, int64_t heads) -> std::vector<RecipeStep> {
+    if (!m.interleaved) return {std::move(slice)};
+    return {std::move(slice), permute_rows(heads)};
+  };
+  if (stem == "attn_q_pe") return {query, rotated(every(m.nope, head, head), c.heads)};
   if (stem == "attn_kv_c") return {"attn_kv_a_mqa", {slice_rows(0, m.rank)}};
   if (stem == "attn_k_pe")
-    return {"attn_kv_a_mqa", {slice_rows(m.rank, m.rank + m.rope), permute_rows(1)}};
+    return {"attn_kv_a_mqa", rotated(slice_rows(m.rank, m.rank + m.rope), 1)};
   if (stem == "attn_k_b")  // [head][nope][rank]: the key matrix is applied to queries, transposed
     return {"attn_kv_b", {every(0, m.nope, pair), reshape({c.heads, m.nope, m.rank}), transpose()}};
   if (stem == "attn_v_b")
@@ -90,6 +94,16 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
     return {in_layer("shortconv.in_proj.weight"), {slice_rows(part * h, (part + 1) * h)}};
   }
   if (!slot.stem.starts_with("ssm_")) return {};
+  if (r.step_rank > 0) {
+    RecipeStep wide{.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}};
+    if (slot.stem == "ssm_in") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
+    if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(gate, 2 * gate)}};
+    if (slot.stem == "ssm_a") return {in_layer("ssm_a"), {std::move(wide)}};
+    if (slot.stem == "ssm_d") return {in_layer("ssm_d"), {reshape(slot.dims)}};
+    if (slot.stem == "ssm_conv1d" && slot.dims.size() == 2)
+      return {slot.name(), {reshape(slot.dims), std::move(wide)}};
+    return {slot.name(), {}};
+  }
   if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
   if (slot.stem == "ssm_xbc") return {in_layer("ssm_in.weight"), {slice_rows(gate, mixed)}};
   if (slot.stem == "ssm_step")

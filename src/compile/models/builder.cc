@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "compile/adapters.h"
+#include "compile/import/families.h"
 #include "compile/models/rope.h"
 
 namespace tokamak {
@@ -283,8 +284,8 @@ Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
   return op("add", {y, op("lora", {x, a, b, adapter}, {}, name)});
 }
 
-Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
-  Attrs eps = Value::Object{{"eps", config.norm_eps}};
+Ref ModelBuilder::norm(Ref x, const std::string& prefix, double epsilon) {
+  Attrs eps = Value::Object{{"eps", epsilon > 0 ? epsilon : config.norm_eps}};
   if (config.unit_norms)
     return op("layer_norm",
               {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))},
@@ -466,6 +467,10 @@ Module ModelBuilder::finish_encoder(Ref x) {
     if (has("cls.weight")) out = activation(linear(out, "cls"), config.head_activation);
     if (has("cls_norm.weight")) out = norm(out, "cls_norm");
     out = linear(out, "cls.output");
+  }
+  for (size_t i = 0; i < config.dense.size(); ++i) {
+    out = linear(out, dense_stem(i));
+    if (config.dense_tanh) out = op("tanh", {out});
   }
   fn_->set_result("hidden", out);
   return std::move(module_);

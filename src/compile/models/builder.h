@@ -36,7 +36,8 @@ class ModelBuilder {
   Ref linear(Ref x,
              const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
                                           // change by the row's adapter
-  Ref norm(Ref x, const std::string& prefix);       // the model's kind of norm
+  // The model's kind of norm, with its epsilon unless another is given.
+  Ref norm(Ref x, const std::string& prefix, double eps = 0);
   Ref head_norm(Ref x, const std::string& prefix);  // the same, with weights for each head
   Ref unit_norm(Ref x, int64_t width);              // of the mean square, without weights
   Ref clip(Ref x, double limit);

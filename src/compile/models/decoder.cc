@@ -32,7 +32,8 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   k = b.rope(k, layer);
   if (c.qk_norm && c.late_qk_norm) norms();
   if (c.temperature_everywhere || !b.rotates(layer)) q = b.temper(q);
-  Ref mixed = b.append_and_attend(layer, q, k, v);
+  Ref mixed =
+      c.embedding.encoder ? b.attend_rows(layer, q, k, v) : b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
   if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
   return b.linear(y, blk + "attn_output");
@@ -69,7 +70,7 @@ Ref add_part(ModelBuilder& b, Ref x, Ref part, const std::string& post_norm) {
   return b.op("add", {x, b.scaled(part, b.config.residual_scale)});
 }
 
-void build_decoder_function(ModelBuilder& b) {
+Ref decoder_layers(ModelBuilder& b) {
   const ModelConfig& config = b.config;
   Ref x = b.scaled(b.embed(b.ids, "token_embd"), config.embedding_scale);
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
@@ -91,14 +92,16 @@ void build_decoder_function(ModelBuilder& b) {
     h = config.pre_norms ? b.norm(x, blk + "ffn_norm") : x;
     x = add_part(b, x, mlp(b, h, layer), blk + "post_ffw_norm");
   }
-  b.finish(x, "output_norm");
+  return x;
 }
 
 }  // namespace
 
 Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
   ModelBuilder b(config, options);
-  do build_decoder_function(b);
+  if (config.embedding.encoder)  // EmbeddingGemma
+    return b.finish_encoder(b.norm(decoder_layers(b), "output_norm"));
+  do b.finish(decoder_layers(b), "output_norm");
   while (b.next_function());
   return b.module();
 }

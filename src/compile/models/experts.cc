@@ -26,6 +26,35 @@ Ref clamped(ModelBuilder& b, Ref gate, Ref up) {
   return b.op("mul", {b.op("add", {up, b.constant("experts.one", {1.0})}), gate});
 }
 
+// SparseMixer: the best two experts. The weight of each is that of a softmax over the experts whose
+// scores are close to its own; the first is not among those of the second.
+std::vector<Ref> mixed_route(ModelBuilder& b, Ref scores, const std::string& blk) {
+  const ExpertConfig& e = b.config.experts;
+  std::vector<Ref> best =
+      b.op_multi("top_k", {scores}, Value::Object{{"k", e.used}}, blk + "route");
+  Ref expert = b.op("iota", {}, Value::Object{{"n", std::to_string(e.count)}});
+  Ref zero = b.constant("zero", {0.0}), one = b.constant("one", {1.0});
+  auto column = [&](Ref x, int64_t i) {
+    return b.op("slice", {x}, Value::Object{{"axis", 1}, {"start", i}, {"end", i + 1}});
+  };
+  std::vector<Ref> weights;
+  for (int64_t i = 0; i < e.used; ++i) {
+    Ref top = column(best[0], i);
+    Ref size = b.op("maximum", {b.op("abs", {scores}), top});
+    Ref apart = b.op("div", {b.op("sub", {top, scores}), size});
+    Ref close =
+        b.op("compare", {apart, b.constant("mixer", {2 * e.mixer})}, Value::Object{{"kind", "le"}});
+    Ref parts = b.op("select", {close, b.op("exp", {b.op("sub", {scores, top})}), zero});
+    if (i > 0) {
+      Ref first = b.op("compare", {expert, column(best[1], 0)}, Value::Object{{"kind", "eq"}});
+      parts = b.op("select", {first, zero, parts});
+    }
+    Ref sum = b.op("reduce_sum", {parts}, Value::Object{{"axis", 1}, {"keep", 1}});
+    weights.push_back(b.op("div", {one, sum}));
+  }
+  return {b.op("concat", std::move(weights), Value::Object{{"axis", 1}}), best[1]};
+}
+
 Ref ones_like(ModelBuilder& b, Ref x) {
   Attrs shape = Value::Object{{"dims", Value::Array{b.fn().tensor(x).extent(0).text(), "1"}},
                               {"axes", Value::Array{"t", "k"}}};
@@ -47,7 +76,9 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer, Ref routed) {
   }
   std::vector<Ref> scores = {b.linear(routed.valid() ? routed : x, blk + "ffn_gate_inp")};
   if (e.score_bias) scores.push_back(b.weight(blk + "exp_probs_b.bias"));
-  std::vector<Ref> route = b.op_multi("moe_route", scores, std::move(attrs), blk + "route");
+  std::vector<Ref> route = e.mixer > 0
+                               ? mixed_route(b, scores[0], blk)
+                               : b.op_multi("moe_route", scores, std::move(attrs), blk + "route");
   Ref from = e.scale_inputs ? b.op("mul", {x, route[0]}) : x;
   std::vector<Ref> rows = b.op_multi("moe_dispatch", {from, route[1]},
                                      Value::Object{{"count", e.count}}, blk + "dispatch");

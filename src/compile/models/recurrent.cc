@@ -1,6 +1,6 @@
 // Layers with a recurrent state: what a sequence remembers has a fixed size, and there are no
-// positions. Mamba-2 has nothing else; Qwen3-Next, Granite 4, Nemotron-H and LFM2 have such layers
-// between those with attention.
+// positions. Mamba has nothing else; Jamba, Qwen3-Next, Granite 4, Nemotron-H and LFM2 have such
+// layers between those with attention.
 #include <cmath>
 
 #include "compile/models/builder.h"
@@ -85,6 +85,34 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   return b.linear(y, blk + "ssm_out");
 }
 
+// Mamba: every channel has decays of its own, and the convolution's result decides what is read and
+// written, and how fast.
+Ref channel_mixer(ModelBuilder& b, Ref x, int64_t layer) {
+  const RecurrentConfig& r = b.config.recurrent;
+  std::string blk = fmt::format("blk.{}.", layer);
+  std::vector<Ref> conv = {b.linear(x, blk + "ssm_in"), b.weight(blk + "ssm_conv1d.weight")};
+  if (r.conv_bias) conv.push_back(b.weight(blk + "ssm_conv1d.bias"));
+  Ref mixed = b.op("silu", {b.advance(layer, 0, "causal_conv", std::move(conv))});
+  Ref all = b.linear(mixed, blk + "ssm_x");
+  auto part = [&](int64_t begin, int64_t size, const char* stem) {
+    Ref y = columns(b, all, begin, begin + size);
+    if (!r.step_norms) return y;
+    constexpr double kEpsilon = 1e-6F;  // of norms without weights, whatever that of the others is
+    std::vector<double> ones(static_cast<size_t>(size), 1.0);
+    return r.unit_step_norms ? b.op("rms_norm", {y, b.constant(stem, ones)},
+                                    Value::Object{{"eps", kEpsilon}}, blk + stem)
+                             : b.norm(y, blk + stem);
+  };
+  Ref dt = softplus(b, b.linear(part(0, r.step_rank, "ssm_dt_norm"), blk + "ssm_dt"));
+  Ref in = b.heads(part(r.step_rank, r.state, "ssm_b_norm"), 1, r.state);
+  Ref out = b.heads(part(r.step_rank + r.state, r.state, "ssm_c_norm"), 1, r.state);
+  Ref input = b.heads(mixed, r.heads, 1);
+  Ref y = b.advance(layer, 1, "ssm_scan", {input, dt, decays(b, blk), in, out});
+  y = b.merge_heads(b.op("add", {y, b.op("mul", {input, per_head(b, blk + "ssm_d.weight")})}));
+  y = b.op("mul", {y, b.op("silu", {b.linear(x, blk + "ssm_gate")})});
+  return b.linear(y, blk + "ssm_out");
+}
+
 // Queries and keys have length one: rms_norm divides by the root of the mean square, here that of
 // the sum is asked for.
 Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
@@ -131,9 +159,10 @@ Ref short_conv(ModelBuilder& b, Ref x, int64_t layer) {
 
 Ref recurrent_mixer(ModelBuilder& b, Ref x, int64_t layer) {
   const RecurrentConfig& r = b.config.recurrent;
-  return r.delta        ? delta_attention(b, x, layer)
-         : r.short_conv ? short_conv(b, x, layer)
-                        : mixer(b, x, layer);
+  return r.delta           ? delta_attention(b, x, layer)
+         : r.short_conv    ? short_conv(b, x, layer)
+         : r.step_rank > 0 ? channel_mixer(b, x, layer)
+                           : mixer(b, x, layer);
 }
 
 }  // namespace tokamak

@@ -14,10 +14,10 @@ struct Entry {
 };
 
 constexpr Entry kOthers[] = {
-    {"starcoder", build_gpt2},      {"gpt2", build_gpt2},          {"opt", build_gpt2},
-    {"gemma4", build_gemma4},       {"gemma3n", build_gemma3n},    {"bert", build_encoder},
-    {"roberta", build_encoder},     {"distilbert", build_encoder}, {"nomic-bert", build_encoder},
-    {"modern-bert", build_encoder},
+    {"starcoder", build_gpt2},     {"gpt2", build_gpt2},           {"opt", build_gpt2},
+    {"gptneo", build_gpt2},        {"gemma4", build_gemma4},       {"gemma3n", build_gemma3n},
+    {"bert", build_encoder},       {"roberta", build_encoder},     {"distilbert", build_encoder},
+    {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
 };
 
 auto builder_of(std::string_view architecture) {

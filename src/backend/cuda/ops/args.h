@@ -263,6 +263,7 @@ struct ScanArgs {
   const void* in[kScanInputs];
   void* y;  // [rows, heads, width]
   int32_t heads, width, groups, n;
+  int32_t decays;  // of a head (ssm_scan): 1, or n
   DType type[kScanInputs], ty;
 };
 // ssm_scan and gated_delta of many rows (op_scan.cu): rows of a chunk, values of a head's width

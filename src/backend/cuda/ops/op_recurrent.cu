@@ -95,11 +95,14 @@ TK_KERNEL(op_ssm_scan, ScanArgs, kTileThreads) {
         return in;
       },
       [&](const ScanInput& in, int head, float(&state)[kScanParts]) {
-        const float dt = in.first, decay = expf(dt * load(a.in[2], a.type[2], head));
-        const float input = dt * in.wide;
+        const float dt = in.first, input = dt * in.wide;
+        const bool own = a.decays > 1;
+        float decay = own ? 0.0f : expf(dt * load(a.in[2], a.type[2], head));
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < kScanParts; ++i) {
+          const int n = i * kWarp + static_cast<int>(threadIdx.x % kWarp);
+          if (own && n < a.n) decay = expf(dt * load(a.in[2], a.type[2], int64_t{head} * a.n + n));
           state[i] = fmaf(state[i], decay, input * in.vector[i]);
           sum = fmaf(state[i], in.other[i], sum);
         }
