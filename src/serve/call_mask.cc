@@ -4,39 +4,30 @@
 
 #include "base/error.h"
 #include "serve/jump_forward.h"
+#include "text/output/machines.h"
+#include "text/output/mark.h"
 
 namespace tokamak {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
-constexpr size_t kLongestName = 256;
+using grammar::CallStart;
 
-// Kimi's names: functions.NAME:3.
-std::string_view stripped(std::string_view name) {
-  while (!name.empty() && kBlanks.find(name.front()) != kBlanks.npos) name.remove_prefix(1);
-  while (!name.empty() && kBlanks.find(name.back()) != kBlanks.npos) name.remove_suffix(1);
-  constexpr std::string_view kSpace = "functions.";
-  if (!name.starts_with(kSpace)) return name;
-  name.remove_prefix(kSpace.size());
-  return name.substr(0, name.rfind(':'));
-}
+constexpr std::string_view kListMark = "<|python_start|>", kBlankAgain = " \t\r\n;";
 
-// Bytes of the mark that the text ends with.
-size_t begun(std::string_view text, std::string_view mark) {
-  for (size_t k = std::min(text.size(), mark.size() - 1); k > 0; --k)
-    if (text.ends_with(mark.substr(0, k))) return k;
-  return 0;
-}
-
-// Keeps what may be the beginning of the mark. True: the text ended with all of it.
+// Keeps what may be the beginning of the mark. True: the text contained all of it.
 bool reads_mark(std::string& tail, const std::string& bytes, std::string_view mark) {
   tail += bytes;
   if (tail.find(mark) != std::string::npos) {
     tail.clear();
     return true;
   }
-  tail = tail.substr(tail.size() - begun(tail, mark));
+  tail = tail.substr(tail.size() - overlap(tail, mark));
   return false;
+}
+
+std::string_view without_blanks(std::string_view text) {
+  text.remove_prefix(first_solid(text));
+  return text;
 }
 
 }  // namespace
@@ -45,110 +36,170 @@ CallMask::CallMask(CallMaskOptions options)
     : options_(std::move(options)),
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
-                   : -1) {
-  crossing_separators_.resize(options_.separators.size());
+                   : -1),
+      crossing_(std::max<size_t>(options_.begin.mark.size(), 1)) {
   const Tokenizer& tokenizer = *options_.tokenizer;
+  const std::string_view last = options_.begin.start == CallStart::kName   ? "\n{"
+                                : options_.begin.start == CallStart::kList ? "("
+                                                                           : "{";
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
-    const std::string bytes = tokenizer.piece_bytes(id);
-    size_t first = options_.mark.empty() ? bytes.find_first_not_of(kBlanks) : std::string::npos;
-    if (first != std::string::npos && bytes[first] == '{') braces_.push_back(id);
-    add_crossing(crossing_, options_.mark, bytes, id);
-    for (size_t i = 0; i < options_.separators.size(); ++i)
-      add_crossing(crossing_separators_[i], options_.separators[i], bytes, id);
+    std::string bytes = tokenizer.piece_bytes(id);
+    if (has_mark())
+      add_crossing(bytes, id);
+    else if (bytes.find_first_of(last) != std::string::npos)
+      starters_.emplace_back(id, std::move(bytes));
   }
   choices_.assign(static_cast<size_t>(options_.choices), start());
 }
 
-void CallMask::add_crossing(Crossing& to, const std::string& mark, const std::string& bytes,
-                            int32_t id) {
-  to.resize(std::max<size_t>(mark.size(), 1));
-  size_t last = mark.empty() ? std::string::npos : bytes.find(mark.back());
+void CallMask::add_crossing(const std::string& bytes, int32_t id) {
+  const std::string& mark = options_.begin.mark;
+  size_t last = bytes.find(mark.back());
   if (last == std::string::npos || last + 1 == bytes.size()) return;
   for (size_t k = 0; k < mark.size(); ++k) {
     std::string text = mark.substr(0, k) + bytes;
     size_t at = text.find(mark);
-    if (at != std::string::npos && at + mark.size() < text.size()) to[k].push_back(id);
+    if (at == std::string::npos || at + mark.size() >= text.size()) continue;
+    (at == 0 ? crossing_[k].checked : crossing_[k].forbidden).push_back(id);
   }
 }
 
 CallMask::Progress CallMask::start() const {
-  bool first = open_id_ >= 0 || options_.mark.empty();
+  const bool first = open_id_ >= 0 || !has_mark();
   Phase phase = options_.thinking == Thinking::kOpen ? Phase::kThinking
                 : first                              ? Phase::kBegin
                                                      : Phase::kFree;
-  return {.phase = phase,
-          .matcher = grammar::Matcher(options_.named.empty() ? options_.grammar
-                                                             : options_.named[0].grammar)};
+  return {.phase = phase, .matcher = grammar::Matcher(options_.grammar)};
 }
 
-// Between the mark and the arguments.
-void CallMask::read_name(Progress& p) const {
-  std::string_view text = p.tail;
-  size_t end = text.find(options_.separators[0]);
-  if (end == text.npos) {
-    if (text.size() <= kLongestName) return;
-    p.phase = Phase::kFree;
-    p.tail.clear();
-    return;
-  }
-  std::string_view name = stripped(text.substr(0, end));
-  auto known = [&] {
-    return std::find_if(options_.named.begin(), options_.named.end(),
-                        [&](const NamedCall& c) { return c.name == name; });
-  };
-  auto call = known();
-  if (call == options_.named.end() && name == "function" && options_.separators.size() > 1) {
-    text.remove_prefix(end + options_.separators[0].size());
-    end = text.find(options_.separators[1]);
-    if (end == text.npos && text.size() <= kLongestName) return;
-    name = text.substr(0, end);
-    call = known();
-  }
-  p.tail.clear();
-  p.phase = call == options_.named.end() ? Phase::kFree : Phase::kCall;
-  if (p.phase == Phase::kCall) p.matcher = grammar::Matcher(call->grammar);
+// As the readers of calls (text/output) see it: NAME and a line break or a brace.
+CallMask::Beginning CallMask::named_beginning(std::string_view text) const {
+  size_t end = text.find_first_of("\n{");
+  std::string_view name = bare_call_name(trimmed(text.substr(0, end)));
+  const auto& names = options_.begin.names;
+  if (end != text.npos)
+    return std::find(names.begin(), names.end(), name) != names.end() ? Beginning::kCall
+                                                                      : Beginning::kText;
+  return may_be_name(text) ? Beginning::kMaybe : Beginning::kText;
 }
 
-// Text outside of calls.
-void CallMask::read_free(Progress& p, int32_t id) const {
-  std::string bytes = options_.tokenizer->piece_bytes(id);
+// The text can become one of the names, perhaps with a namespace, a number and blanks.
+bool CallMask::may_be_name(std::string_view text) const {
+  for (const std::string& name : options_.begin.names)
+    for (const std::string& form : {name, "functions." + name}) {
+      if (form.starts_with(text)) return true;
+      if (text.starts_with(form) &&
+          text.find_first_not_of(":0123456789 \t\r", form.size()) == text.npos)
+        return true;
+    }
+  return false;
+}
+
+// [NAME(
+CallMask::Beginning CallMask::listed_beginning(std::string_view text) const {
+  if (kListMark.starts_with(text)) return Beginning::kMaybe;
+  if (text.starts_with(kListMark)) text = without_blanks(text.substr(kListMark.size()));
+  if (text.empty()) return Beginning::kMaybe;
+  if (text[0] != '[') return Beginning::kText;
+  text = without_blanks(text.substr(1));
+  size_t end = text.find('(');
+  const auto& names = options_.begin.names;
+  if (end != text.npos)
+    return std::find(names.begin(), names.end(), trimmed(text.substr(0, end))) != names.end()
+               ? Beginning::kCall
+               : Beginning::kText;
+  return text.empty() || may_be_name(text) ? Beginning::kMaybe : Beginning::kText;
+}
+
+CallMask::Beginning CallMask::beginning_of(const Progress& p, const std::string& bytes) const {
+  const std::string all = p.tail + bytes;
+  std::string_view text = all;
+  // Calls may have semicolons between them.
+  text.remove_prefix(std::min(text.find_first_not_of(p.again ? kBlankAgain : kBlank), text.size()));
+  if (text.empty()) return Beginning::kMaybe;
+  switch (options_.begin.start) {
+    case CallStart::kName:
+      return named_beginning(text);
+    case CallStart::kList:
+      return listed_beginning(text);
+    default:
+      return text[0] == '{' ? Beginning::kCall : Beginning::kText;
+  }
+}
+
+bool CallMask::read_beginning(Progress& p, int32_t id, const std::string& bytes) const {
+  const Beginning now = beginning_of(p, bytes);
+  // Blanks before a call are not part of it.
+  if (p.tail.empty() && bytes.find_first_not_of(p.again ? kBlankAgain : kBlank) == bytes.npos)
+    return true;
+  const bool accepted = p.matches && now != Beginning::kText && p.matcher.accept(id);
+  if (now == Beginning::kCall && !accepted) return false;
+  p.matches = accepted;
+  p.tail = now == Beginning::kMaybe ? p.tail + bytes : "";
+  p.phase = now == Beginning::kCall   ? Phase::kCall
+            : now == Beginning::kText ? Phase::kText
+                                      : Phase::kBegin;
+  return true;
+}
+
+// Text outside of calls, in formats with a mark, or thoughts.
+void CallMask::read_free(Progress& p, int32_t id, const std::string& bytes) const {
   if (p.phase == Phase::kThinking) {
     if (reads_mark(p.tail, bytes, options_.close_tag))
-      p.phase = options_.mark.empty() ? Phase::kBegin : Phase::kFree;
-  } else if (p.phase == Phase::kBegin && id == open_id_) {
-    p.phase = Phase::kThinking;
-  } else if (!options_.mark.empty()) {
-    const bool named = !options_.named.empty();
-    if (!reads_mark(p.tail, bytes, options_.mark))
-      p.phase = Phase::kFree;
-    else
-      p.phase = named ? Phase::kName : Phase::kCall;
-    if (p.phase == Phase::kCall) p.matcher = grammar::Matcher(options_.grammar);
-  } else if (bytes.find_first_not_of(kBlanks) != std::string::npos) {
-    p.phase = Phase::kText;  // not a call, to the end
+      p.phase = has_mark() ? Phase::kFree : Phase::kBegin;
+    return;
   }
+  const size_t begun = overlap(p.tail, options_.begin.mark);
+  if (!reads_mark(p.tail, bytes, options_.begin.mark)) {
+    p.phase = Phase::kFree;
+    return;
+  }
+  p.phase = Phase::kCall;
+  const auto& checked = crossing_[begun].checked;
+  if (!std::binary_search(checked.begin(), checked.end(), id)) {
+    p.matcher = grammar::Matcher(options_.grammar, options_.begin.mark);
+  } else {
+    p.matcher = grammar::Matcher(options_.grammar, options_.begin.mark.substr(0, begun));
+    p.matcher.accept(id);
+  }
+}
+
+bool CallMask::read_call(Progress& p, int32_t id) const {
+  if (!p.matcher.accept(id)) return false;
+  if (!p.matcher.finished()) return true;
+  // After calls without a mark more of them may follow, where the format has brackets.
+  p.phase = has_mark()                                 ? Phase::kFree
+            : options_.begin.start == CallStart::kName ? Phase::kText
+                                                       : Phase::kBegin;
+  p.matcher = grammar::Matcher(options_.grammar);
+  p.matches = p.again = true;
+  return true;
 }
 
 bool CallMask::read(Progress& p, int32_t id) const {
-  bool brace = p.phase == Phase::kBegin && options_.mark.empty() &&
-               std::binary_search(braces_.begin(), braces_.end(), id);
-  if (brace || p.phase == Phase::kCall) {
-    if (!p.matcher.accept(id)) return false;
-    Phase after = options_.mark.empty() ? Phase::kText : Phase::kFree;
-    p.phase = p.matcher.finished() ? after : Phase::kCall;
-  } else if (p.phase == Phase::kName) {
-    p.tail += options_.tokenizer->piece_bytes(id);
-    read_name(p);
+  const std::string bytes = options_.tokenizer->piece_bytes(id);
+  if (p.phase == Phase::kCall) {
+    if (!read_call(p, id)) return false;
+  } else if (p.phase == Phase::kBegin && id == open_id_ && p.tail.empty() && !p.again) {
+    p.phase = Phase::kThinking;
+  } else if (p.phase == Phase::kBegin && !has_mark()) {
+    if (!read_beginning(p, id, bytes)) return false;
   } else if (p.phase != Phase::kText) {
-    read_free(p, id);
+    read_free(p, id, bytes);
   }
   p.ids.push_back(id);
   return true;
 }
 
-void CallMask::remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const {
+// Forbids those of the tokens that the grammar does not allow.
+void CallMask::fill_call(grammar::Matcher& matcher, const std::vector<int32_t>& ids,
+                         std::span<uint32_t> allowed) const {
+  if (ids.empty()) return;
+  std::vector<uint32_t> call(allowed.size(), 0);
+  matcher.fill_mask(call);
   for (int32_t id : ids)
-    if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
+    if (auto word = static_cast<size_t>(id) / 32; word < call.size())
+      allowed[word] &= call[word] | ~(1u << (id % 32));
 }
 
 void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
@@ -160,17 +211,20 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
     return;
   }
   std::fill(allowed.begin(), allowed.end(), ~0u);
-  if (p.phase == Phase::kFree || (p.phase == Phase::kBegin && !options_.mark.empty()))
-    remove(crossing_[begun(p.tail, options_.mark)], allowed);
-  for (size_t i = 0; p.phase == Phase::kName && i < options_.separators.size(); ++i)
-    remove(crossing_separators_[i][begun(p.tail, options_.separators[i])], allowed);
-  if (p.phase != Phase::kBegin || !options_.mark.empty()) return;
-  remove(braces_, allowed);
-  std::vector<uint32_t> call(allowed.size(), 0);
-  p.matcher.fill_mask(call);
-  for (int32_t id : braces_)
-    if (auto word = static_cast<size_t>(id) / 32; word < call.size())
-      allowed[word] |= call[word] & (1u << (id % 32));
+  if (has_mark() && p.phase != Phase::kThinking) {
+    const size_t begun = overlap(p.tail, options_.begin.mark);
+    for (int32_t id : crossing_[begun].forbidden)
+      if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
+    grammar::Matcher matcher(options_.grammar, options_.begin.mark.substr(0, begun));
+    fill_call(matcher, crossing_[begun].checked, allowed);
+  } else if (p.phase == Phase::kBegin) {
+    std::vector<int32_t> calls;
+    for (const auto& [id, bytes] : starters_)
+      if (beginning_of(p, bytes) == Beginning::kCall) calls.push_back(id);
+    if (p.matches) return fill_call(p.matcher, calls, allowed);
+    for (int32_t id : calls)
+      if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
+  }
 }
 
 bool CallMask::ends_answer(const Progress&, int32_t id) const {

@@ -4,29 +4,25 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serve/grammar_mask.h"
+#include "text/grammar/call_grammar.h"
 
 namespace tokamak {
 
-// The arguments of a function.
-struct NamedCall {
-  std::string name;
-  std::shared_ptr<const grammar::Grammar> grammar;
+// What begins a call.
+struct CallBegin {
+  grammar::CallStart start = grammar::CallStart::kMark;
+  std::string mark;                // kMark: a text such as "<tool_call>"
+  std::vector<std::string> names;  // kName, kList: of the functions
 };
 
 struct CallMaskOptions {
-  // What follows `mark`, up to the end of the call; then the model writes freely again.
+  // A call from its first byte, that of the mark, to its end; then the model writes freely again.
   std::shared_ptr<const grammar::Grammar> grammar;
-  // The text that begins a call, such as "<tool_call>". Empty: an answer that begins with a brace
-  // is a call.
-  std::string mark;
-  // Instead of the grammar: after the mark come a name, up to the separator, and the arguments of
-  // that function. With a second separator, the name may also be what is between "function", the
-  // first one, and the second. What follows other names is free.
-  std::vector<NamedCall> named = {};
-  std::vector<std::string> separators = {};
+  CallBegin begin;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::vector<int32_t> end_ids;  // end the answer; not allowed inside of a call
   int32_t choices = 1;
@@ -35,11 +31,14 @@ struct CallMaskOptions {
 };
 
 struct CallProgress {
-  enum class Phase : uint8_t { kBegin, kThinking, kFree, kName, kCall, kText };
+  // kBegin: whether the answer begins with a call is not known yet.
+  enum class Phase : uint8_t { kBegin, kThinking, kFree, kCall, kText };
   Phase phase;
-  std::string tail = {};  // bytes that may be the beginning of a mark or tag; a name so far
+  std::string tail = {};  // bytes that may be the beginning of a call or tag
   std::vector<int32_t> ids = {};
   grammar::Matcher matcher;
+  bool matches = true;  // kBegin: the matcher accepted all of the tail
+  bool again = false;   // kBegin: after a call
 };
 
 // Owner: one request; one thread at a time. Made on a front-end thread: it reads the vocabulary.
@@ -52,24 +51,37 @@ class CallMask final : public AnswerMask<CallProgress> {
  private:
   using Progress = CallProgress;
   using Phase = Progress::Phase;
+  // Text at the start of an answer: is it a call, may it become one, or neither?
+  enum class Beginning : uint8_t { kCall, kMaybe, kText };
+
   Progress start() const override;
   bool read(Progress& p, int32_t id) const override;
-  void read_free(Progress& p, int32_t id) const;
-  void read_name(Progress& p) const;
+  void read_free(Progress& p, int32_t id, const std::string& bytes) const;
+  bool read_beginning(Progress& p, int32_t id, const std::string& bytes) const;
+  bool read_call(Progress& p, int32_t id) const;
   void fill(Progress& p, std::span<uint32_t> allowed) const override;
+  void fill_call(grammar::Matcher& matcher, const std::vector<int32_t>& ids,
+                 std::span<uint32_t> allowed) const;
   bool ends_answer(const Progress& p, int32_t id) const override;
-  void remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const;
+
+  bool has_mark() const { return options_.begin.start == grammar::CallStart::kMark; }
+  Beginning beginning_of(const Progress& p, const std::string& bytes) const;
+  Beginning named_beginning(std::string_view text) const;
+  Beginning listed_beginning(std::string_view text) const;
+  bool may_be_name(std::string_view text) const;
+
+  void add_crossing(const std::string& bytes, int32_t id);
 
   const CallMaskOptions options_;
   const int32_t open_id_;  // of the thoughts, or -1
-  // By the number of bytes of a mark that the text ends with: tokens that contain its rest and
-  // more, which the grammar could not check.
-  using Crossing = std::vector<std::vector<int32_t>>;
-  static void add_crossing(Crossing& to, const std::string& mark, const std::string& bytes,
-                           int32_t id);
-  Crossing crossing_;
-  std::vector<Crossing> crossing_separators_;
-  std::vector<int32_t> braces_;  // tokens that begin a call, without a mark
+  // By the number of bytes of the mark that the text ends with: tokens that contain its rest and
+  // more. The grammar decides about those that begin with the rest; it cannot check the others.
+  struct Crossing {
+    std::vector<int32_t> checked, forbidden;
+  };
+  std::vector<Crossing> crossing_;
+  // Without a mark: tokens that may complete the beginning of a call.
+  std::vector<std::pair<int32_t, std::string>> starters_;
 };
 
 }  // namespace tokamak

@@ -1,22 +1,36 @@
 // Answers questions about grammars, one JSON object per line, for oracles in Python:
 //   {"schema": ... | "grammar": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
 //   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}
-// With "masks": N also N random walks of tokens, each [[token, [allowed tokens], may end], ...]:
-// the token is what was taken next, -1 at the end. {"vocabulary": true} gives the tokens' bytes.
+// {"calls": "FORMAT", "tools": [...], ...}: the calls of a format. Then "parsed" has what the
+// reader of this format makes of each text and walk: [[name, arguments], ...], or null if text is
+// left. With "masks": N also N random walks of tokens, each [[token, [allowed tokens], may end],
+// ...]: the token is what was taken next, -1 at the end. {"vocabulary": true} gives the tokens'
+// bytes.
 #include <iostream>
 #include <random>
 #include <string>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "text/grammar/call_grammar.h"
 #include "text/grammar/grammar_cache.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/matcher.h"
+#include "text/output/parser.h"
 
 namespace tokamak::grammar {
 namespace {
 
 Ir grammar_of(const Value& question) {
+  if (const Value* format = question.find("calls")) {
+    Value tools = Value::array();
+    for (const Value& tool : question.at("tools").as_array()) {
+      const Value& function = tool.at("function");
+      tools.push(
+          Value::Object{{"name", function.at("name")}, {"parameters", function.at("parameters")}});
+    }
+    return call_grammar(format->as_string(), tools, {}, false);
+  }
   if (const Value* schema = question.find("schema")) return json_schema_grammar(*schema);
   bool regex = question.has("regex");
   return parse_grammar({regex ? Kind::kRegex : Kind::kGrammar,
@@ -55,7 +69,12 @@ std::shared_ptr<const Vocabulary> walk_vocabulary() {
                            "http",
                            "://",
                            "@x.org",
-                           "\n  "})
+                           "\n  ",
+                           "</parameter>",
+                           "\n</parameter>\n",
+                           "</arg_value>",
+                           "<escape>",
+                           "<|\"|>"})
     tokens.emplace_back(text);
   return std::make_shared<Vocabulary>(tokens);
 }
@@ -74,7 +93,8 @@ bool walk(const std::shared_ptr<const Grammar>& grammar, std::mt19937& rng, std:
     for (int32_t id = 0; id < static_cast<int32_t>(vocabulary.size()); ++id) {
       if ((mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) continue;
       allowed.push_back(id);
-      bool ends = id == '"' || id == '}' || id == ']';
+      const char first = vocabulary.bytes(id)[0];
+      bool ends = id == '"' || id == '}' || id == ']' || id == ')' || (id >= 256 && first == '<');
       if (step > free ? ends : id >= 'a' && (id <= 'z' || id >= 256)) likely.push_back(id);
     }
     if (allowed.empty()) return false;
@@ -113,6 +133,18 @@ Value mask_walk(const std::shared_ptr<const Grammar>& grammar, std::mt19937& rng
   return out;
 }
 
+Value parsed_calls(const Value& question, const std::string& text) {
+  const ToolFormat* format = find_tool_format(question.at("calls").as_string());
+  auto parser = make_output_parser(output_spec("", "", format, &question.at("tools")), /*seed=*/1);
+  OutputParser::Result all = parser->push(text), last = parser->finish();
+  append_calls(all.calls, std::move(last.calls));
+  all.text += last.text;
+  if (!all.text.empty()) return Value();
+  Value out = Value::array();
+  for (const ToolCall& call : all.calls) out.push(Value::Array{call.name, call.arguments});
+  return out;
+}
+
 Value vocabulary_value(const Vocabulary& vocabulary) {
   Value tokens = Value::array();
   for (int32_t id = 0; id < static_cast<int32_t>(vocabulary.size()); ++id) {
@@ -141,6 +173,14 @@ Value answer(const Value& question) {
       if (walk(grammar, rng, text)) walks.push(text);
     Value masks = Value::array();
     for (int64_t i = 0; i < question.get_int("masks", 0); ++i) masks.push(mask_walk(grammar, rng));
+    if (question.has("calls")) {
+      Value parsed = Value::array();
+      for (const Value& one : question.at("texts").as_array())
+        parsed.push(parsed_calls(question, one.as_string()));
+      for (const Value& one : walks.as_array())
+        parsed.push(parsed_calls(question, one.as_string()));
+      out.set("parsed", std::move(parsed));
+    }
     out.set("masks", std::move(masks));
     out.set("matches", std::move(matches));
     out.set("walks", std::move(walks));

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/rng.h"
 #include "tests/grammar/test_vocabulary.h"
 #include "text/grammar/json_number.h"
 #include "text/grammar/json_schema.h"
@@ -220,6 +221,51 @@ TEST(JsonSchema, HostileSchemas) {
   EXPECT_NE(error_of(R"({"minLength":-1,"type":"string"})").find("#/minLength"), std::string::npos);
   EXPECT_NE(error_of(R"({"properties":[]})").find("#/properties"), std::string::npos);
   EXPECT_NE(error_of("17").find("a schema is an object"), std::string::npos);
+}
+
+// A token is allowed if and only if some text without repetition goes on with it: the masks of
+// random vocabularies against the texts that match.
+TEST(UniqueStrings, MasksForbidRepetitions) {
+  auto vocabulary = random_vocabulary("ab\",[]", 700, 7);
+  const auto grammar = std::make_shared<Grammar>(
+      json_schema_grammar(
+          parse_json(R"({"type": "array", "items": {"type": "string"}, "uniqueItems": true})"), ""),
+      vocabulary);
+  EXPECT_FALSE(grammar->matches(R"(["a","\u0061"])"));
+  EXPECT_TRUE(grammar->matches(R"(["a","\u0062"])"));
+  Rng rng(11);
+  int forbidden = 0;
+  for (int round = 0; round < 5; ++round) {
+    Matcher matcher(grammar);
+    std::string text;
+    for (int step = 0; step < 9 && !matcher.finished(); ++step) {
+      std::vector<uint32_t> mask(vocabulary->words(), 0);
+      matcher.fill_mask(mask);
+      std::vector<int32_t> allowed;
+      for (int32_t id = 1; id < static_cast<int32_t>(vocabulary->size()); ++id) {
+        std::string next = text + std::string(vocabulary->bytes(id));
+        // Whatever may follow is completed by a string that is nowhere in the text.
+        bool wanted = false;
+        for (const char* rest : {"", "]", ",\"zz\"]", "zz\"]", "\"zz\"]", "\"]"})
+          wanted |= grammar->matches(next + rest);
+        const bool whole = id != 1 + 0x5C && (id <= 128 || id > 256);  // no part of a character
+        if (whole && has_bit(mask, id) != wanted) ADD_FAILURE() << next;
+        if (whole && has_bit(mask, id)) allowed.push_back(id);
+        Matcher fork = matcher;
+        if (fork.accept(id) != has_bit(mask, id)) ADD_FAILURE() << next;
+        forbidden += !wanted && next.starts_with("[\"");
+      }
+      ASSERT_FALSE(allowed.empty()) << text;
+      int32_t id = allowed[rng.below(allowed.size())];
+      if (step % 3 == 2) {  // and back
+        ASSERT_TRUE(matcher.accept(id));
+        matcher.rollback(1);
+      }
+      ASSERT_TRUE(matcher.accept(id));
+      text += vocabulary->bytes(id);
+    }
+  }
+  EXPECT_GT(forbidden, 100);
 }
 
 }  // namespace

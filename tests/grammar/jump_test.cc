@@ -124,12 +124,12 @@ TEST(ForcedTokens, WholeTextsAreTokenizedAsUsual) {
 }
 
 TEST(ForcedTokens, CallsAreForcedAfterTheMark) {
-  Forced f(R"(root ::= "abcdx" [0-9] "yz")");
+  Forced f(R"(root ::= "<call>abcdx" [0-9] "yz")");
   CallMaskOptions options;
   options.grammar = f.options.grammar;
   options.tokenizer = f.tokenizer;
   options.end_ids = f.options.end_ids;
-  options.mark = "<call>";
+  options.begin.mark = "<call>";
   CallMask mask(options);
   auto forced = [&](std::string_view text) {
     std::vector<int32_t> out;

@@ -14,16 +14,18 @@
 #include "serve/thought_budget.h"
 #include "serve/token_filter.h"
 #include "tests/engine/test_run.h"
+#include "tests/grammar/mask_bits.h"
 #include "text/grammar/grammar_cache.h"
 
 namespace tokamak {
 namespace {
 
+using grammar::CallStart;
 using grammar::GrammarCache;
 using grammar::Kind;
 
 // Bytes, <|im_start|>, <|im_end|> (the end) and <|bos|>, then tags.
-constexpr int32_t kEnd = 257, kOpen = 259, kClose = 260;
+constexpr int32_t kOpen = 259, kClose = 260;
 
 std::shared_ptr<const Tokenizer> tagged_tokenizer() {
   TokenizerSpec spec = testing::byte_tokenizer()->spec();
@@ -49,16 +51,6 @@ GrammarMaskOptions mask_options(Kind kind, const std::string& text) {
   options.tokenizer = tokenizer;
   options.end_ids = grammar_end_ids(*tokenizer, {});
   return options;
-}
-
-std::vector<int32_t> allowed_after(TokenMask& mask, std::vector<int32_t> answer,
-                                   std::vector<int32_t> drafts = {}) {
-  std::vector<uint32_t> bits(mask_words(300), 0);
-  mask.allow(0, answer, drafts, bits);
-  std::vector<int32_t> ids;
-  for (int32_t id = 0; id < 300; ++id)
-    if ((bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0) ids.push_back(id);
-  return ids;
 }
 
 TEST(GrammarMask, EndsOnlyWhereTheGrammarMayEnd) {
@@ -226,15 +218,6 @@ TEST(GrammarMask, AnswersOfTheEngineFollowTheGrammar) {
   EXPECT_GT(ended, 30u);
 }
 
-std::vector<int32_t> ids_of(std::string_view text) {
-  std::vector<int32_t> ids;
-  for (unsigned char byte : text) ids.push_back(byte);
-  return ids;
-}
-bool allows(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 // A tokenizer with tokens that cross the end of the mark.
 std::shared_ptr<const Tokenizer> crossing_tokenizer() {
   TokenizerSpec spec = tagged_tokenizer()->spec();
@@ -253,8 +236,10 @@ CallMaskOptions call_options(const std::string& mark, const std::string& gbnf) {
   static const auto tokenizer = crossing_tokenizer();
   static GrammarCache cache(tokenizer);
   CallMaskOptions options;
-  options.grammar = cache.get({Kind::kGrammar, gbnf});
-  options.mark = mark;
+  grammar::GrammarSource source{Kind::kGrammar, gbnf};
+  source.before = mark;
+  options.grammar = cache.get(source);
+  options.begin = {mark.empty() ? CallStart::kBrace : CallStart::kMark, mark, {}};
   options.tokenizer = tokenizer;
   options.end_ids = grammar_end_ids(*tokenizer, {});
   return options;
@@ -264,7 +249,7 @@ TEST(CallMask, IsFreeUntilACallBeginsAndAfterIt) {
   CallMask mask(call_options("<call>", "root ::= \"a\" [0-9] \";\""));
   std::vector<int32_t> free = allowed_after(mask, {});
   EXPECT_TRUE(allows(free, kEnd) && allows(free, 'z') && allows(free, kMark));
-  EXPECT_FALSE(allows(free, kMarkAndMore));  // the grammar could not check its end
+  EXPECT_FALSE(allows(free, kMarkAndMore));  // the call would begin with x
   EXPECT_TRUE(allows(free, kCrossing));
   EXPECT_FALSE(allows(allowed_after(mask, ids_of("hm <cal")), kCrossing));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("hm <cax")), kCrossing));
@@ -279,23 +264,15 @@ TEST(CallMask, IsFreeUntilACallBeginsAndAfterIt) {
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("<c")), 'z'));
 }
 
-TEST(CallMask, ANameChoosesTheGrammar) {
-  CallMaskOptions options = call_options("<call>", "root ::= \"x\"");
-  options.named = {{"one", options.grammar},
-                   {"two", call_options("", "root ::= [0-9] \";\"").grammar}};
-  options.separators = {"|", "\n("};
-  CallMask mask(options);
-  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>on")), 'z'));
-  EXPECT_EQ(allowed_after(mask, ids_of("hm <call>one|")), ids_of("x"));
-  EXPECT_EQ(allowed_after(mask, ids_of("<call> functions.two:3|")), ids_of("0123456789"));
-  EXPECT_EQ(allowed_after(mask, ids_of("<call>function|two\n(")), ids_of("0123456789"));
-  EXPECT_EQ(allowed_after(mask, ids_of("<call>two|4")), ids_of(";"));
-  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>two|4;")), kEnd));
-  EXPECT_EQ(allowed_after(mask, ids_of("<call>two|4; <call>one|")), ids_of("x"));
-  EXPECT_EQ(allowed_after(mask, ids_of("<call>t"), ids_of("wo|")), ids_of("0123456789"));
-  // Names that are not known, or have no end.
-  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>three|")), 'z'));
-  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>" + std::string(300, 'o') + "one|")), 'z'));
+TEST(CallMask, TheGrammarChecksTokensThatCrossTheMark) {
+  CallMask mask(call_options("<call>", "root ::= (\"x\" | \"\\n\") [0-9]"));
+  EXPECT_TRUE(allows(allowed_after(mask, {}), kMarkAndMore));
+  EXPECT_EQ(allowed_after(mask, {'h', kMarkAndMore}), ids_of("0123456789"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("hm <cal")), kCrossing));
+  std::vector<int32_t> crossed = ids_of("hm <cal");
+  crossed.push_back(kCrossing);
+  EXPECT_EQ(allowed_after(mask, crossed), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <cal"), {kCrossing}), ids_of("0123456789"));
 }
 
 TEST(CallMask, MarksInThoughtsBeginNothing) {

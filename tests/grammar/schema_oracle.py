@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Compares JSON schemas as grammars with the Python package jsonschema, and regular expressions with Python's.
 
+Schemas of objects are also checked as parameters of a function, in the formats in which models write calls: what a model's chat template prints for a past
+call with valid arguments must match and must be read as the same arguments, and whatever matches must be read as one call whose arguments are valid.
+
 Every random text of a grammar must be valid under its schema, and no invalid text of schemas.json may match. Random texts of the expressions of
 grammars.json, and changes of them, match or not as in Python; its other grammars have examples. With --suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
 """
@@ -43,11 +46,12 @@ def dumps(data):
 
 
 class Checks:
-    def __init__(self, driver, walks):
-        self.driver, self.walks = driver, walks
+    def __init__(self, driver, walks, thorough):
+        self.driver, self.walks, self.thorough = driver, walks, thorough
         self.count = collections.Counter()
         self.refused = collections.Counter()
         self.failures = []
+        self.unmatched = []  # calls with valid arguments that do not match although they are read again
 
     def fail(self, text):
         self.failures.append(text)
@@ -94,9 +98,80 @@ def own_schemas(checks):
         elif "error" in case:
             checks.fail(f"{name}: an error was expected: {case['error']}")
         else:
+            calls(checks, name, schema, draft, case.get("valid", []), case.get("invalid", []))
             for text, matches in zip(valid, result):
                 if not matches:
                     checks.fail(f"{name}: the valid text {text} does not match")
+
+
+def qwen_value(value):
+    return value if isinstance(value, str) else dumps(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def gemma_value(value, quote):
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{gemma_value(v, quote)}" for k, v in sorted(value.items(), key=lambda item: item[0].lower())) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(gemma_value(v, quote) for v in value) + "]"
+    return str(value)
+
+
+def glm_value(value):
+    return value if isinstance(value, str) else dumps(value)
+
+
+# What the models' chat templates print for a call of f with these arguments. For Llama 4: what its prompt asks for.
+PRINTED = {
+    "qwen3_coder": lambda a: "<function=f>\n" + "".join(f"<parameter={k}>\n{qwen_value(v)}\n</parameter>\n" for k, v in a.items()) + "</function>",
+    "glm45": lambda a: "<tool_call>f\n" + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{glm_value(v)}</arg_value>\n" for k, v in a.items()) + "</tool_call>",
+    "glm4": lambda a: "f\n" + dumps(a),
+    "gemma": lambda a: "<start_function_call>call:f" + gemma_value(a, "<escape>"),
+    "gemma4": lambda a: "<|tool_call>call:f" + gemma_value(a, '<|"|>'),
+    "llama4": lambda a: "[f(" + ", ".join(f"{k}={v!r}" for k, v in a.items()) + ")]",
+    "kimi_k2": lambda a: "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" + dumps(a),
+    "deepseek": lambda a: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" + dumps(a) + "\n```",
+}
+
+
+def calls(checks, name, schema, draft, valid, invalid):
+    """Whether a text without quotes is a string or something else is up to the schema; where a template's text is ambiguous, it need not match."""
+    valid, invalid = ([v for v in values if isinstance(v, dict)] for values in (valid, invalid))
+    if not isinstance(schema, dict) or not valid:
+        return
+    schema = schema if "type" in schema else {**schema, "type": "object"}
+    validator = validator_of(schema, draft)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    forms = list(PRINTED)
+    if not checks.thorough:  # two formats for each schema, in turn
+        checks.count["calls: turns"] += 1
+        forms = [forms[(3 * checks.count["calls: turns"] + i) % len(forms)] for i in (0, 1)]
+    for form in forms:
+        printed = PRINTED[form]
+        texts = [printed(a) for a in valid + invalid]
+        answer = checks.driver.ask(calls=form, tools=tools, texts=texts, walks=max(2, checks.walks // 8), seed=len(name))
+        checks.count["calls: schemas"] += 1
+        if "error" in answer:
+            checks.count["calls: refused"] += 1
+            continue
+        taken = list(zip(texts + answer["walks"], answer["matches"] + [True] * len(answer["walks"]), answer["parsed"]))
+        for i, (text, matches, parsed) in enumerate(taken):
+            arguments = json.loads(parsed[0][1]) if parsed else None
+            if matches:
+                checks.count["calls: texts that match"] += 1
+                if not parsed or not all(validator.is_valid(json.loads(a)) for _, a in parsed):
+                    checks.fail(f"{name}: {form}: {dumps(schema)} matches {text!r}, which is read as {parsed}")
+            if i >= len(valid):
+                continue
+            checks.count["calls: valid arguments"] += 1
+            same = arguments == valid[i]
+            checks.count["calls: read again"] += same
+            checks.count["calls: matching"] += same and matches
+            if same and not matches:
+                checks.unmatched.append((name, form, text))
 
 
 def changed(rng, text, alphabet):
@@ -148,6 +223,7 @@ def suite(checks, folder):
                 try:
                     if "remote" in path.stem.lower():
                         continue
+                    calls(checks, name, schema, draft, [t["data"] for t in group["tests"] if t["valid"]], [t["data"] for t in group["tests"] if not t["valid"]])
                     checks.check(name, schema, draft, [dumps(t["data"]) for t in group["tests"] if t["valid"]],
                                  [dumps(t["data"]) for t in group["tests"] if not t["valid"]])
                 except Exception as e:  # a reference that the validator cannot resolve
@@ -160,8 +236,10 @@ def main():
     parser.add_argument("--walks", type=int, default=20)
     parser.add_argument("--suite", type=pathlib.Path)
     args = parser.parse_args()
-    checks = Checks(Driver(args.driver), args.walks)
+    checks = Checks(Driver(args.driver), args.walks, args.suite is not None)
     own_schemas(checks)
+    for name, form, text in checks.unmatched:
+        checks.fail(f"{name}: {form}: {text!r} does not match")
     own_grammars(checks)
     if args.suite:
         suite(checks, args.suite)

@@ -3,6 +3,7 @@ import concurrent.futures
 import json
 import pathlib
 import random
+import re
 import subprocess
 import tempfile
 import unittest
@@ -50,6 +51,19 @@ def answers(server, requests):
         return list(pool.map(ask, requests))
 
 
+def write_template(test, text):
+    file = tempfile.NamedTemporaryFile("w", suffix=".jinja")
+    test.addCleanup(file.close)
+    file.write(text)
+    file.flush()
+    return file.name
+
+
+def without_ids(choices):
+    """The ids of calls are those of the request."""
+    return json.loads(re.sub(r'"call_[0-9a-f]+"', '"call"', json.dumps(choices)))
+
+
 class Equality(unittest.TestCase):
     def test_hundreds_of_mixed_requests(self):
         requests = mixed_requests(COUNT)
@@ -70,6 +84,37 @@ class Equality(unittest.TestCase):
                 if blocks == 24:
                     self.assertGreater(server.metric("tokamak_preemptions_total"), 0)
                 self.assertEqual(server.metric("tokamak_kv_blocks_used"), 0)
+
+    def test_strict_tools(self):
+        """Calls begin with a brace in this format; a bias makes the model write one."""
+        template = "{% if tools %}{{ tools[0].function.name }} {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{# <|python_tag|> #}"
+        parameters = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+        tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}]
+        r, requests = random.Random(5), []
+        for i in range(48):
+            body = {"messages": [{"role": "user", "content": r.choice(["a b a", '{"a": 1'])}], "tools": tools, "seed": i,
+                    "max_tokens": r.randint(20, 50), "temperature": r.choice([0, 0, 0.7, 1.5]), "return_token_ids": True}
+            for field, value in (("logprobs", True), ("repetition_penalty", 1.3), ("presence_penalty", 0.5), ("top_p", 0.9), ("n", 2), ("tool_choice", "required")):
+                if r.random() < 0.3:
+                    body[field] = value
+            requests.append(body)
+
+        def ask(server):
+            brace = server.post("/tokenize", content="a{", add_special=False)[2]["tokens"][-1]
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(lambda body: server.post("/v1/chat/completions", **body, logit_bias={str(brace): 30})[2], requests))
+            self.assertEqual([a for a in answers if "choices" not in a], [])
+            return [a["choices"] for a in answers]
+        with Serve(LLAMA, "--kv-blocks", "256", "--chat-template", write_template(self, template)) as server:
+            want = ask(server)
+        calls = [c["message"].get("tool_calls") for choices in want for c in choices]
+        self.assertGreater(sum(bool(c) for c in calls), 8)  # the others are cut off before the name, in white space
+        for flags in (["--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "adaptive": false}'], ["--draft-model", str(LLAMA)],
+                      ["--speculative-config", '{"method": "suffix", "max_branches": 3, "num_speculative_tokens": 8, "adaptive": false}']):
+            with self.subTest(flags=flags), Serve(LLAMA, "--kv-blocks", "64", "--chat-template", write_template(self, template), *flags) as server:
+                for body, a, b in zip(requests, want, ask(server)):
+                    self.assertEqual(without_ids(a), without_ids(b), body)
+                self.assertGreater(server.metric("tokamak_draft_accepted_tokens_total"), 0)
 
     def test_trees(self):
         requests = mixed_requests(160)

@@ -421,7 +421,6 @@ void Generation::add_headers(http::Headers& headers) const {
   if (!p.warning.empty()) add(p.warning);
   warn(p.grammar);
   warn(p.call_grammar);
-  for (const NamedCall& c : p.named_calls) warn(c.grammar);
   for (const MessageForm& m : p.messages) warn(m.grammar);
   for (std::string& text : warnings) headers.emplace_back("X-Tokamak-Warning", std::move(text));
   const std::string& own = request_.params.request_id;

@@ -38,7 +38,7 @@ struct GenerationParams {
   int32_t thought_budget = -1;  // most tokens of thoughts; -1: any number
   bool jump_forward = false;
   std::shared_ptr<const grammar::Grammar> call_grammar;  // where the answer begins a call
-  std::vector<NamedCall> named_calls;                    // the same by function
+  CallBegin call_begin;                                  // where that is
   std::string warning;                                   // for the client: what has no effect
   std::vector<MessageForm> messages;            // that the answer may have (Harmony); empty: any
   std::vector<int32_t> allowed_ids;             // empty: all tokens

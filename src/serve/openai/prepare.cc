@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "serve/openai/api_error.h"
+#include "serve/openai/calls.h"
 #include "serve/openai/structured.h"
 
 namespace tokamak::openai {
@@ -227,7 +228,7 @@ void add_calls(Prepared& request, CallGrammar call) {
   if (call.format != nullptr) request.output.tools = call.format;
   (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
   request.params.messages = std::move(call.messages);
-  request.params.named_calls = std::move(call.named);
+  request.params.call_begin = std::move(call.begin);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "serve/grammar_mask.h"
 #include "serve/message_mask.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/calls.h"
 #include "serve/openai/params.h"
 #include "serve/thought_budget.h"
 #include "serve/token_filter.h"
@@ -69,14 +70,7 @@ class Constraint {
                     space_param_, param_);
       source.space = space_;
     }
-    try {
-      auto grammar = model.grammars->get(source);
-      for (const std::string& note : grammar->notes()) log_once(Notice::kSchema, note);
-      return grammar;
-    } catch (const Error& e) {
-      if (e.code() == ErrorCode::kInternal) throw;
-      bad_request(param_, "invalid_value", "Invalid '{}': {}.", param_, e.what());
-    }
+    return compile_grammar(source, param_, model);
   }
 
  private:
@@ -135,171 +129,6 @@ void read_structured_outputs(Fields& fields, Constraint& constraint) {
   log_unknown_fields(inner.unknown());
 }
 
-// References of an embedded schema are relative to the whole.
-Value embedded(const Value& schema, const std::string& path) {
-  if (schema.is_array()) {
-    Value out = Value::array();
-    for (const Value& item : schema.as_array()) out.push(embedded(item, path));
-    return out;
-  }
-  if (!schema.is_object()) return schema;
-  Value out = Value::object();
-  for (const auto& [key, value] : schema.as_object()) {
-    bool local = key == "$ref" && value.is_string() &&
-                 (value.as_string() == "#" || value.as_string().starts_with("#/"));
-    bool data = key == "enum" || key == "const" || key == "$schema";
-    if (key == "$schema") continue;
-    out.set(key, local  ? Value(path + value.as_string().substr(1))
-                 : data ? value
-                        : embedded(value, path));
-  }
-  return out;
-}
-
-// How models write calls as JSON. In other formats strict tools have no effect.
-struct JsonCallFormat {
-  std::string_view format, mark;  // what a call follows; empty: a brace at the start of the answer
-  const char *name = "name", *arguments = "arguments";
-  std::string_view before = "", after = "";
-  bool list = false, has_id = false;  // [{...}], with "tool_call_id"
-};
-constexpr JsonCallFormat kJsonCalls[] = {
-    {.format = "hermes", .mark = "<tool_call>", .before = "\n", .after = "\n</tool_call>"},
-    {.format = "llama3", .mark = "", .arguments = "parameters"},
-    {.format = "mistral", .mark = "[TOOL_CALLS]", .list = true},
-    {.format = "granite", .mark = "<|tool_call|>", .list = true},
-    {.format = "phi4", .mark = "<|tool_call|>", .list = true},
-    {.format = "command_r",
-     .mark = "<|START_ACTION|>",
-     .name = "tool_name",
-     .arguments = "parameters",
-     .list = true,
-     .has_id = true},
-};
-const JsonCallFormat* json_calls_of(const ServedModel& model) {
-  for (const JsonCallFormat& f : kJsonCalls)
-    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
-  return nullptr;
-}
-
-// How models write a name, a separator and the arguments.
-struct NamedFormat {
-  std::string_view format, mark;
-  std::vector<std::string> separators;
-};
-const NamedFormat* named_calls_of(const ServedModel& model) {
-  static const NamedFormat formats[] = {
-      {"kimi_k2", "<|tool_call_begin|>", {"<|tool_call_argument_begin|>"}},
-      {"deepseek", "<｜tool▁call▁begin｜>", {"<｜tool▁sep｜>", "\n```json\n"}},
-  };
-  for (const NamedFormat& f : formats)
-    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
-  return nullptr;
-}
-
-bool is_strict(const Value& tool) {
-  const Value* function = tool.find("function");
-  const Value* strict = function == nullptr ? nullptr : function->find("strict");
-  return strict != nullptr && strict->is_bool() && strict->as_bool();
-}
-
-// Arguments that are not strict are any object.
-Value argument_schema(const Value& function, bool strict) {
-  const Value* parameters = function.find("parameters");
-  bool any = !strict || parameters == nullptr || parameters->is_null();
-  Value schema = any ? Value::object() : *parameters;
-  if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
-  return schema;
-}
-
-std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
-                                                         const ServedModel& model) {
-  const bool strict = is_strict(tool);
-  GrammarSource source{Kind::kJsonSchema,
-                       dump_json(argument_schema(tool.at("function"), forced || strict))};
-  source.strict = strict;
-  Constraint constraint;
-  constraint.set("tools", std::move(source));
-  return constraint.compile(model);
-}
-
-// A call of the function.
-Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
-                  bool strict) {
-  Value schema = embedded(argument_schema(function, strict), path);
-  Value properties = Value::object(), required = Value::array();
-  auto add = [&](const char* key, Value value) {
-    properties.set(key, std::move(value));
-    required.push(key);
-  };
-  if (format.has_id)
-    add("tool_call_id", Value::Object{{"type", "string"}, {"pattern", "^[0-9]{1,3}$"}});
-  add(format.name, Value::Object{{"const", function.at("name")}});
-  add(format.arguments, std::move(schema));
-  return Value::Object{{"type", "object"},
-                       {"properties", std::move(properties)},
-                       {"required", std::move(required)},
-                       {"additionalProperties", false}};
-}
-
-// A call of one of the tools. `forced`: arguments follow the schema in all of them, not only in
-// strict ones.
-std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& tools,
-                                                          const JsonCallFormat& format, bool forced,
-                                                          const ServedModel& model) {
-  auto compile = [&](bool all, bool strict) {
-    std::string_view list = format.list ? "/items" : "";
-    Value calls = Value::array();
-    for (const Value& tool : tools) {
-      std::string path =
-          fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format.arguments);
-      calls.push(call_schema(tool.at("function"), format, path, all || is_strict(tool)));
-    }
-    Value schema = Value::Object{{"anyOf", std::move(calls)}};
-    if (format.list)
-      schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
-    GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
-    source.before = fmt::format("{}{}", forced ? format.mark : "", format.before);
-    source.after = format.after;
-    source.strict = strict;
-    Constraint constraint;
-    constraint.set("tools", std::move(source));
-    return constraint.compile(model);
-  };
-  const bool any = std::any_of(tools.begin(), tools.end(), is_strict);
-  const bool every = std::all_of(tools.begin(), tools.end(), is_strict);
-  // A grammar is strict as a whole. If only some of the tools are, these are checked first, while
-  // the arguments of the others are any object.
-  if (forced && any && !every) compile(false, true);
-  return compile(forced, !forced || every);
-}
-
-// Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it
-// may also say something before it, or have an answer instead.
-constexpr const char kThoughts[] = "<|channel|>analysis<|message|>",
-                     kFinal[] = "<|channel|>final<|message|>", kFinalEnd[] = "<|return|>";
-
-std::vector<MessageForm> call_messages(const Value& tools, const std::string& name, bool forced,
-                                       const ServedModel& model) {
-  std::vector<MessageForm> out = {{.header = kThoughts}};
-  if (!forced) {
-    out.push_back({.header = "<|channel|>commentary<|message|>"});
-    out.push_back({.header = kFinal, .grammar = nullptr, .end = kFinalEnd});
-  }
-  for (const Value& tool : tools.as_array()) {
-    const Value& function = tool.at("function");
-    const std::string& to = function.at("name").as_string();
-    if (!name.empty() && to != name) continue;
-    auto grammar = argument_grammar(tool, forced, model);
-    // Models write the first form; the second one is how templates show earlier calls.
-    for (const std::string& header :
-         {fmt::format("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", to),
-          fmt::format(" to=functions.{}<|channel|>commentary json<|message|>", to)})
-      out.push_back({.header = header, .grammar = grammar, .end = "<|call|>"});
-  }
-  return out;
-}
-
 Thinking thinking_of(const OutputSpec& output) {
   if (output.thoughts == nullptr) return Thinking::kNone;
   return output.start == ThoughtStart::kInside  ? Thinking::kOpen
@@ -307,22 +136,11 @@ Thinking thinking_of(const OutputSpec& output) {
                                                 : Thinking::kNone;
 }
 
-bool has_strict_calls(const GenerationParams& params) {
-  return params.call_grammar != nullptr || !params.named_calls.empty();
-}
-
 std::shared_ptr<TokenMask> call_mask_of(const GenerationParams& params, const ServedModel& model,
                                         const OutputSpec& output) {
   CallMaskOptions options;
-  if (params.named_calls.empty()) {
-    options.grammar = params.call_grammar;
-    options.mark = json_calls_of(model)->mark;
-  } else {
-    const NamedFormat& format = *named_calls_of(model);
-    options.named = params.named_calls;
-    options.mark = format.mark;
-    options.separators = format.separators;
-  }
+  options.grammar = params.call_grammar;
+  options.begin = params.call_begin;
   options.tokenizer = model.tokenizer;
   options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
   options.choices = params.n;
@@ -348,7 +166,7 @@ std::shared_ptr<TokenMask> message_mask_of(const GenerationParams& params,
 std::shared_ptr<TokenMask> grammar_mask_of(const GenerationParams& params, const ServedModel& model,
                                            const OutputSpec& output) {
   if (!params.messages.empty()) return message_mask_of(params, model);
-  if (params.grammar == nullptr && has_strict_calls(params))
+  if (params.grammar == nullptr && params.call_grammar != nullptr)
     return call_mask_of(params, model, output);
   if (params.grammar == nullptr) return nullptr;
   GrammarMaskOptions options;
@@ -378,10 +196,10 @@ std::shared_ptr<TokenMask> within_budget(const GenerationParams& params, const S
   options.thinking = thinking;
   options.inner = std::move(inner);
   if (output.harmony) {
-    options.open_tag = "<|channel|>analysis<|message|>";
+    options.open_tag = kThoughtsHeader;
     options.close_tag = "<|end|>";
     options.forced = "<|end|><|start|>assistant";
-    if (params.messages.empty()) options.forced += kFinal;
+    if (params.messages.empty()) options.forced += kFinalHeader;
     options.again = true;
   } else {
     options.open_tag = output.thoughts->open;
@@ -391,6 +209,19 @@ std::shared_ptr<TokenMask> within_budget(const GenerationParams& params, const S
 }
 
 }  // namespace
+
+std::shared_ptr<const grammar::Grammar> compile_grammar(const GrammarSource& source,
+                                                        const std::string& param,
+                                                        const ServedModel& model) {
+  try {
+    auto grammar = model.grammars->get(source);
+    for (const std::string& note : grammar->notes()) log_once(Notice::kSchema, note);
+    return grammar;
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kInternal) throw;
+    bad_request(param, "invalid_value", "Invalid '{}': {}.", param, e.what());
+  }
+}
 
 std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const ServedModel& model) {
   Constraint constraint;
@@ -410,59 +241,15 @@ std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const Se
   return constraint.compile(model);
 }
 
-CallGrammar call_grammar(const Value& body, const ServedModel& model) {
-  const Value* choice = body.find("tool_choice");
-  const Value* tools = body.find("tools");
-  if (tools == nullptr) return {};
-  bool chosen = choice != nullptr && !choice->is_null();
-  std::string name;
-  if (chosen && choice->is_object()) name = choice->at("function").at("name").as_string();
-  CallGrammar out;
-  out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
-  bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
-  if (!out.forced && !strict) return {};
-  if (model.tool_format != nullptr && model.tool_format->machine == nullptr) {
-    out.messages = call_messages(*tools, name, out.forced, model);
-    return out;
-  }
-  const JsonCallFormat* format = json_calls_of(model);
-  bool own = format != nullptr && !format->list;  // a forced call is written as the model does
-  if (out.forced && !own) {
-    if (model.tool_format == nullptr)
-      unsupported("tool_choice", "The model's format of tool calls is not known.");
-    // Marks may be control tokens, which no grammar has: the whole answer is JSON instead.
-    out.format = find_tool_format("llama3");
-    format = &kJsonCalls[1];
-  }
-  if (format == nullptr && named_calls_of(model) != nullptr) {
-    for (const Value& tool : tools->as_array())
-      out.named.push_back(
-          {tool.at("function").at("name").as_string(), argument_grammar(tool, false, model)});
-    return out;
-  }
-  if (format == nullptr) {
-    out.warning = fmt::format(
-        "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
-        model.tool_format == nullptr ? "" : fmt::format(" ({})", model.tool_format->name));
-    log_once(Notice::kTools, out.warning);
-    return out;
-  }
-  Value::Array allowed;
-  for (const Value& tool : tools->as_array())
-    if (name.empty() || tool.at("function").at("name").as_string() == name) allowed.push_back(tool);
-  out.grammar = json_call_grammar(allowed, *format, out.forced, model);
-  return out;
-}
-
 void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output) {
   if (output.harmony && params.grammar != nullptr)
-    params.messages = {{.header = kThoughts},
-                       {.header = kFinal, .grammar = params.grammar, .end = kFinalEnd}};
+    params.messages = {{.header = kThoughtsHeader},
+                       {.header = kFinalHeader, .grammar = params.grammar, .end = kFinalEnd}};
   const bool messages = !params.messages.empty();
-  if (params.sample.penalty_alpha > 0 && (has_strict_calls(params) || params.grammar || messages))
+  if (params.sample.penalty_alpha > 0 && (params.call_grammar || params.grammar || messages))
     unsupported("penalty_alpha", "It cannot be combined with constrained output.");
-  if (has_strict_calls(params) && params.beams > 0)
+  if (params.call_grammar != nullptr && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
   if (params.thought_budget >= 0 && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with a budget of thoughts.");

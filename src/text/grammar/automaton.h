@@ -6,6 +6,7 @@
 // after some text: a set of (state, context). Calls of one rule at one byte share a context, so
 // ambiguity does not multiply configs; a call at the end of a rule reuses the caller's context, so
 // that lists written as recursion need no depth.
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -55,6 +56,13 @@ class Automaton {
   const Config& config(ConfigId id) const { return configs_[id]; }
   std::span<const Item> items(ConfigId id) const {
     return std::span(items_).subspan(configs_[id].first, configs_[id].count);
+  }
+  // A rule of strings that must differ is being read.
+  bool in_unique(ConfigId config) const {
+    auto all = items(config);
+    return std::any_of(all.begin(), all.end(), [&](const Item& item) {
+      return nfa_.rules[states_[item.state].rule].unique;
+    });
   }
   // The only byte that may follow, or -1.
   int forced_byte(ConfigId config);

@@ -94,6 +94,27 @@ CharFsm fsm_of_length(uint32_t min, uint32_t max) {
   return out;
 }
 
+// State k: the text so far ends with the first k characters. The text is ASCII.
+CharFsm fsm_without(std::string_view text) {
+  CharFsm out;
+  for (size_t k = 0; k < text.size(); ++k) out.add_state(true);
+  for (size_t k = 0; k < text.size(); ++k) {
+    CodeSet known;
+    for (char c : text) {
+      auto code = static_cast<char32_t>(static_cast<uint8_t>(c));
+      if (contains(known, code)) continue;
+      known = unite(known, {{code, code}});
+      std::string seen = std::string(text.substr(0, k)) + c;
+      size_t next = std::min(seen.size(), text.size());
+      while (!std::string_view(seen).ends_with(text.substr(0, next))) --next;
+      if (next < text.size())
+        out.add_edge(static_cast<uint32_t>(k), {{code, code}}, static_cast<uint32_t>(next));
+    }
+    out.add_edge(static_cast<uint32_t>(k), complement(known), 0);
+  }
+  return out;
+}
+
 CharFsm without_empty(const CharFsm& fsm) {
   CharFsm out;
   size_t edges = 0;
@@ -252,6 +273,8 @@ std::string json_escape(char32_t c) {
   switch (c) {
     case '"':
       return "\\\"";
+    case '\'':
+      return "\\'";
     case '\\':
       return "\\\\";
     case '\b':
@@ -276,16 +299,17 @@ ExprId expr_of(Ir& ir, const CharFsm& fsm) {
                     [&](CodeSet set) { return std::vector<ExprId>{ir.chars(std::move(set))}; });
 }
 
-ExprId json_expr_of(Ir& ir, const CharFsm& fsm) {
-  static const CodeSet kEscaped{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
+ExprId json_expr_of(Ir& ir, const CharFsm& fsm, char quote) {
+  const auto mark = static_cast<char32_t>(quote);
+  const CodeSet escaped{{0, 0x1F}, {mark, mark}, {'\\', '\\'}};
   std::map<std::string, RuleId> rules;  // sets of escaped characters that were used before
   return graph_expr(ir, fsm, [&](const CodeSet& set) {
     std::vector<ExprId> out;
-    if (CodeSet raw = intersect(set, complement(kEscaped)); !raw.empty())
+    if (CodeSet raw = intersect(set, complement(escaped)); !raw.empty())
       out.push_back(ir.chars(std::move(raw)));
     std::vector<std::string> texts;
     std::string key;
-    for (const CodeRange& r : intersect(set, kEscaped))
+    for (const CodeRange& r : intersect(set, escaped))
       for (char32_t c = r.lo; c <= r.hi; ++c) {
         texts.push_back(json_escape(c));
         key += static_cast<char>(c);

@@ -32,6 +32,7 @@ inline constexpr size_t kMaxFsmStates = 20'000, kMaxFsmEdges = 200'000;
 
 CharFsm fsm_of_texts(const std::vector<std::string>& texts);  // any of them
 CharFsm fsm_of_length(uint32_t min, uint32_t max);            // max may be kUnbounded
+CharFsm fsm_without(std::string_view text);                   // all texts that do not contain it
 CharFsm without_empty(const CharFsm& fsm);
 CharFsm deterministic(const CharFsm& fsm);
 CharFsm complement(const CharFsm& fsm);  // all other texts
@@ -42,7 +43,7 @@ bool is_empty(const CharFsm& fsm);  // matches no text
 // As an expression over the raw text.
 ExprId expr_of(Ir& ir, const CharFsm& fsm);
 // As an expression over the text inside a JSON string: quotes, backslashes and control characters
-// are escaped, nothing else is.
-ExprId json_expr_of(Ir& ir, const CharFsm& fsm);
+// are escaped, nothing else is. Python's strings may have single quotes.
+ExprId json_expr_of(Ir& ir, const CharFsm& fsm, char quote = '"');
 
 }  // namespace tokamak::grammar

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "text/grammar/call_grammar.h"
 #include "text/grammar/gbnf.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/lark.h"
@@ -22,7 +23,7 @@ std::string key_of(const GrammarSource& source) {
   std::string key(1, static_cast<char>('0' + static_cast<int>(source.kind)));
   key += source.text;
   for (const std::string& part : source.choices) key += fmt::format("|{}:{}", part.size(), part);
-  for (const std::string& part : {source.before, source.after})
+  for (const std::string& part : {source.before, source.after, source.format})
     key += fmt::format("|{}:{}", part.size(), part);
   if (source.strict) key += "|strict";
   if (source.space) key += "|space:" + *source.space;
@@ -60,6 +61,9 @@ Ir parse_kind(const GrammarSource& source) {
                          source);
     case Kind::kGrammar:
       return is_lark(source.text) ? parse_lark(source.text) : parse_gbnf(source.text);
+    case Kind::kCalls:
+      return call_grammar(source.format, parse_json(source.text, "the tools"), source.choices,
+                          source.strict);
   }
   TK_CHECK(false, "unknown kind of grammar");
 }

@@ -20,6 +20,7 @@ enum class Kind : uint8_t {
   kRegex,       // text: an expression that matches the whole answer
   kChoice,      // one of `choices`
   kGrammar,     // text: rules in llama.cpp's notation (gbnf.h) or Lark's (lark.h)
+  kCalls,       // text: a list of tools; call_grammar.h
 };
 
 struct GrammarSource {
@@ -29,7 +30,8 @@ struct GrammarSource {
   std::string before{}, after{};  // fixed texts around it
   // JSON: a regular expression for white space between its parts; unset: as docs/structured.md says
   std::optional<std::string> space{};
-  bool strict = false;  // json_schema_grammar()
+  bool strict = false;   // json_schema_grammar()
+  std::string format{};  // kCalls: of the calls; `choices` are the control tokens
 };
 inline constexpr size_t kMaxSourceBytes = size_t{1} << 20;
 

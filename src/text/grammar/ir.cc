@@ -67,7 +67,10 @@ RuleId Ir::embed(const Ir& other) {
     add(std::move(expr));
   }
   for (const auto& [id, why] : other.why_never_) why_never_.emplace(moved(id), why);
-  for (const Rule& rule : other.rules_) define(add_rule(rule.name), moved(rule.body));
+  for (const Rule& rule : other.rules_) {
+    define(add_rule(rule.name), moved(rule.body));
+    rules_.back().unique = rule.unique;
+  }
   return other.root + first_rule;
 }
 

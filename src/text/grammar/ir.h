@@ -74,6 +74,7 @@ class Ir {
   RuleId rule_named(const std::string& name);  // adds it at its first use
   const RuleId* find_rule(const std::string& name) const;  // of rule_named(); may be null
   void define(RuleId rule, ExprId body) { rules_[rule].body = body; }
+  void set_unique(RuleId rule) { rules_[rule].unique = true; }
 
   // Adds the rules of another grammar; returns its root.
   RuleId embed(const Ir& other);
@@ -81,6 +82,7 @@ class Ir {
   struct Rule {
     std::string name;  // for messages
     ExprId body = kNoExpr;
+    bool unique = false;  // strings of an array that must differ (unique_items.h)
   };
   const std::vector<Rule>& rules() const { return rules_; }
   const Expr& expr(ExprId id) const { return exprs_[id]; }

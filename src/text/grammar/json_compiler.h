@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,18 +13,28 @@
 #include "text/grammar/json_conjunction.h"
 #include "text/grammar/json_number.h"
 #include "text/grammar/json_rules.h"
+#include "text/grammar/json_schema.h"
 
 namespace tokamak::grammar {
 
 // Owner: json_schema_grammar(); one thread.
 class SchemaCompiler {
  public:
-  SchemaCompiler(const Value& schema, const std::optional<std::string>& space, bool strict)
-      : document_(schema), rules_(ir_, space), strict_(strict) {}
+  SchemaCompiler(const Value& schema, const ArgumentNotation& notation, bool strict)
+      : schema_(schema),
+        document_(schema),
+        rules_(ir_, notation.space, notation.notation),
+        syntax_(notation.syntax),
+        strict_(strict) {}
   Ir compile();
 
  private:
-  ExprId reference(const Conjunction& all);  // to its rule
+  // Where a schema applies. kArguments: to the arguments of a call that are not written as an
+  // object (ArgumentSyntax). kArgument and more: to one of them, where strings have no quotes; the
+  // rest is its parameter_types().
+  using Place = uint32_t;
+  static constexpr Place kValue = 0, kArguments = 1, kArgument = 256;
+  ExprId reference(const Conjunction& all, Place place = kValue);  // to its rule
   ExprId body(const Conjunction& all);
   ExprId alternatives(const Conjunction& all, size_t index, bool one_of);
   void make_exclusive(std::vector<Conjunction>& parts, const std::vector<const Value*>& schemas,
@@ -38,6 +49,16 @@ class SchemaCompiler {
   ExprId never(const Conjunction& all, std::initializer_list<const char*> keywords,
                std::string_view what);
   ExprId no_type(const Conjunction& all);
+
+  ExprId listed_values(const std::vector<const Value*>& values);
+  // Ways to write null, true or false at this place.
+  std::vector<std::string> words(const Value& word) const;
+  // One of the arguments of a call, its name, and a string without quotes.
+  Place argument_place(const std::string& name) const;
+  ExprId argument(ExprId name, ExprId value);
+  ExprId argument_name(const std::string& name);
+  ExprId argument_text(const CharFsm& strings);
+  ExprId listed_arguments(const Value& value);
 
   ExprId string(const Conjunction& all);
   // The texts of strings, and whether anything but the length restricts them.
@@ -63,6 +84,9 @@ class SchemaCompiler {
   std::pair<ExprId, ExprId> counted_item(const Conjunction& one, const Contained& contained);
   ExprId item_list(const Conjunction& all, const ItemCounts& counts, const Contained& contained);
   bool few_values(const Conjunction& one, std::vector<const Value*>& out);
+  // Strings of any text, so that one more is always possible.
+  bool free_strings(const Conjunction& one);
+  ExprId unique_strings(const Conjunction& all, const ItemCounts& counts);
   ExprId unique_items(const Conjunction& all, const SchemaRef& s, const ItemCounts& counts);
 
   struct Member {
@@ -82,14 +106,22 @@ class SchemaCompiler {
                        uint32_t max);
   bool name_allowed(const Conjunction& all, const std::string& name);
 
+  const Value& schema_;
   Ir ir_;
   SchemaDocument document_;
   JsonRules rules_;
+  const std::optional<ArgumentSyntax> syntax_;
+  Place place_ = kValue;  // of the rule that is being built
   const bool strict_;
   using Key = std::vector<std::tuple<const Value*, int, const Value*>>;
-  std::map<Key, RuleId> known_;
+  std::map<std::pair<Place, Key>, RuleId> known_;
   std::map<std::string, RuleId> strings_;  // by what restricts them
-  std::vector<std::pair<RuleId, Conjunction>> waiting_;
+  struct Waiting {
+    RuleId rule;
+    Conjunction all;
+    Place place;
+  };
+  std::vector<Waiting> waiting_;
   size_t combinations_ = 0;
 };
 

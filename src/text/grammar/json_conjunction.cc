@@ -17,17 +17,6 @@ constexpr const char* kNegatable =
 constexpr const char* kDerived[] = {"if", "not", "dependentRequired", "dependentSchemas",
                                     "dependencies"};
 
-uint32_t type_bits(std::string_view name) {
-  if (name == "null") return kNull;
-  if (name == "boolean") return kBoolean;
-  if (name == "object") return kObject;
-  if (name == "array") return kArray;
-  if (name == "string") return kString;
-  if (name == "integer") return kInteger;
-  if (name == "number") return kInteger | kFraction;
-  return 0;
-}
-
 }  // namespace
 
 uint32_t declared_types(const Value& type, const std::string& path) {

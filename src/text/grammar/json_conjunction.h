@@ -13,6 +13,7 @@
 #include "base/value.h"
 #include "text/grammar/char_fsm.h"
 #include "text/grammar/json_derived.h"
+#include "text/grammar/value_types.h"
 
 namespace tokamak::grammar {
 
@@ -30,18 +31,6 @@ struct Conjunction {
   bool never = false;  // no value is valid
   std::vector<SchemaRef> schemas;
   std::string never_path = {};  // of the schema `false`
-};
-
-// JSON types as bits. Numbers with and without a fraction are two types.
-enum TypeBit : uint32_t {
-  kNull = 1,
-  kBoolean = 2,
-  kObject = 4,
-  kArray = 8,
-  kString = 16,
-  kInteger = 32,
-  kFraction = 64,
-  kAllTypes = 127,
 };
 
 std::string schema_message(const std::string& path, std::string_view keyword,

@@ -1,5 +1,8 @@
 #include "text/grammar/json_rules.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 #include "base/json.h"
 #include "text/grammar/regex_parser.h"
@@ -9,14 +12,21 @@ namespace {
 
 constexpr uint32_t kBlock = 1024;  // characters of a rule that long counts are built from
 
+// Names that need no quotes in kGemma.
+constexpr const char* kBareNames = "[A-Za-z0-9_.$-]{1,128}";
+// The text between the quotes of a JSON string.
+constexpr const char* kJsonText =
+    R"(([^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u([0-9A-CEFa-cef][0-9A-Fa-f]{3}|[Dd][0-7][0-9A-Fa-f]{2}|)"
+    R"([Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))*)";
+
 CharFsm space_fsm(std::string_view pattern) {
   return parse_regex(pattern, RegexUse::kWhole, {.inside = true});
 }
 
 }  // namespace
 
-JsonRules::JsonRules(Ir& ir, const std::optional<std::string>& space)
-    : ir_(ir), space_regex_(space) {
+JsonRules::JsonRules(Ir& ir, const std::optional<std::string>& space, Notation notation)
+    : ir_(ir), space_regex_(space), notation_(std::move(notation)) {
   if (!space) return;
   CharFsm other = complement(parse_regex("[ \\t\\n\\r]*", RegexUse::kWhole));
   if (!is_empty(intersect(space_fsm(*space), other)))
@@ -24,7 +34,15 @@ JsonRules::JsonRules(Ir& ir, const std::optional<std::string>& space)
          "the pattern of white space '{}' also matches other characters", *space);
 }
 
-std::string json_quoted(std::string_view text) { return dump_json(Value(text)); }
+bool precedes_in_dictsort(std::string_view a, std::string_view b) {
+  auto lower = [](std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+      if ('A' <= c && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return out;
+  };
+  return lower(a) < lower(b);
+}
 
 RuleId JsonRules::rule(RuleId& known, const char* name, ExprId (JsonRules::*body)()) {
   if (known != kNone) return known;
@@ -66,7 +84,31 @@ ExprId JsonRules::character() {
   return ir_.alt({plain, ir_.ref(rule(escape_, "an escape", &JsonRules::escape_body))});
 }
 
+// The escapes that have the same meaning as in JSON, \' and \x41.
+ExprId JsonRules::python_string(char quote) {
+  const auto mark = static_cast<char32_t>(quote);
+  CodeSet plain = complement(CodeSet{{0, 0x1F}, {mark, mark}, {'\\', '\\'}});
+  CodeSet hex{{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
+  ExprId digit = ir_.chars(hex);
+  ExprId not_d = ir_.chars({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}});
+  ExprId escape =
+      ir_.seq({ir_.bytes("\\"), ir_.alt({ir_.one_of({"\"", "'", "\\", "n", "r", "t", "b", "f"}),
+                                         ir_.seq({ir_.bytes("x"), digit, digit}),
+                                         ir_.seq({ir_.bytes("u"), not_d, digit, digit, digit})})});
+  ExprId text = ir_.repeat(ir_.alt({ir_.chars(std::move(plain)), escape}), 0, kUnbounded);
+  std::string around(1, quote);
+  return ir_.seq({ir_.bytes(around), text, ir_.bytes(around)});
+}
+
 ExprId JsonRules::string_body() {
+  if (notation_.kind == Notation::Kind::kPython)
+    return ir_.alt({python_string('"'), python_string('\'')});
+  if (notation_.kind == Notation::Kind::kGemma)
+    return quoted(writable(fsm_of_length(0, kUnbounded)));
+  if (has_absent())
+    return ir_.seq({ir_.bytes("\""),
+                    expr_of(ir_, writable(parse_regex(kJsonText, RegexUse::kWhole))),
+                    ir_.bytes("\"")});
   return ir_.seq({ir_.bytes("\""), ir_.repeat(character(), 0, kUnbounded), ir_.bytes("\"")});
 }
 
@@ -97,8 +139,60 @@ ExprId JsonRules::string(uint32_t min, uint32_t max) {
   return ir_.seq(std::move(parts));
 }
 
+CharFsm JsonRules::writable(CharFsm strings) const {
+  return has_absent() ? intersect(strings, fsm_without(notation_.absent)) : std::move(strings);
+}
+
+ExprId JsonRules::quoted(const CharFsm& strings) {
+  auto within = [&](std::string_view quote, ExprId text) {
+    return ir_.seq({ir_.bytes(quote), text, ir_.bytes(quote)});
+  };
+  switch (notation_.kind) {
+    case Notation::Kind::kPython:
+      return ir_.alt({within("\"", json_expr_of(ir_, strings)),
+                      within("'", json_expr_of(ir_, strings, '\''))});
+    case Notation::Kind::kGemma:
+      return within(notation_.quote, expr_of(ir_, strings));
+    default:
+      return within("\"", json_expr_of(ir_, strings));
+  }
+}
+
+ExprId JsonRules::key(const std::string& name) {
+  if (notation_.kind != Notation::Kind::kGemma) return exactly(Value(name));
+  static const CharFsm bare = parse_regex(kBareNames, RegexUse::kWhole);
+  if (!bare.matches(std::string_view(name)))
+    fail(ErrorCode::kInvalidArgument,
+         "the name '{}' cannot be written in the model's format of calls", name);
+  return ir_.bytes(name);
+}
+
+ExprId JsonRules::key(const CharFsm& names) {
+  if (notation_.kind != Notation::Kind::kGemma) return quoted(writable(names));
+  return expr_of(ir_, intersect(names, parse_regex(kBareNames, RegexUse::kWhole)));
+}
+
+std::vector<std::string> JsonRules::spellings(const Value& v) const {
+  const std::string json = dump_json(v);
+  if (v.is_string() && has_absent() && v.as_string().find(notation_.absent) != std::string::npos)
+    return {};
+  if (notation_.kind == Notation::Kind::kJson || v.is_number()) return {json};
+  const bool python = notation_.kind == Notation::Kind::kPython;
+  if (v.is_null()) return {"None", "null"};
+  if (v.is_bool() && python) return {json, v.as_bool() ? "True" : "False"};
+  if (v.is_bool()) return {json};
+  if (!python) return {notation_.quote + v.as_string() + notation_.quote};
+  std::string single = "'";
+  for (char c : json.substr(1, json.size() - 2)) {
+    if (c == '\'') single += '\\';
+    single += c;
+  }
+  return {json, single + '\''};
+}
+
+// The readers of calls take a number that is not finite for a string.
 ExprId JsonRules::integer_body() {
-  ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 0, kUnbounded);
+  ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 0, is_plain() ? kUnbounded : 40);
   return ir_.seq({ir_.optional(ir_.bytes("-")),
                   ir_.alt({ir_.bytes("0"), ir_.seq({ir_.chars({{'1', '9'}}), digits})})});
 }
@@ -106,8 +200,9 @@ ExprId JsonRules::integer_body() {
 ExprId JsonRules::number_body() {
   ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 1, kUnbounded);
   ExprId sign = ir_.optional(ir_.chars({{'+', '+'}, {'-', '-'}}));
+  ExprId power = is_plain() ? digits : ir_.repeat(ir_.chars({{'0', '9'}}), 1, 2);
   return ir_.seq({integer_body(), ir_.optional(ir_.seq({ir_.bytes("."), digits})),
-                  ir_.optional(ir_.seq({ir_.chars({{'E', 'E'}, {'e', 'e'}}), sign, digits}))});
+                  ir_.optional(ir_.seq({ir_.chars({{'E', 'E'}, {'e', 'e'}}), sign, power}))});
 }
 
 ExprId JsonRules::braces(std::string_view open, ExprId members, std::string_view close,
@@ -121,7 +216,8 @@ ExprId JsonRules::member(ExprId quoted_key, ExprId value) {
 }
 
 ExprId JsonRules::object_body() {
-  ExprId one = member(string(), value());
+  const bool bare = notation_.kind == Notation::Kind::kGemma;
+  ExprId one = member(bare ? key(fsm_of_length(0, kUnbounded)) : string(), value());
   ExprId more = ir_.repeat(ir_.seq({comma(), one}), 0, kUnbounded);
   return braces("{", ir_.seq({one, more}), "}", true);
 }
@@ -132,22 +228,37 @@ ExprId JsonRules::array_body() {
 }
 
 ExprId JsonRules::value_body() {
-  return ir_.alt({object(), array(), string(), number(), ir_.one_of({"true", "false", "null"})});
+  std::vector<std::string> words;
+  for (const Value& word : {Value(true), Value(false), Value()})
+    for (std::string& text : spellings(word)) words.push_back(std::move(text));
+  return ir_.alt({object(), array(), string(), number(), ir_.one_of(std::move(words))});
 }
 
 ExprId JsonRules::exactly(const Value& v) {
   bool object = v.is_object();
-  if ((!object && !v.is_array()) || v.size() == 0) return ir_.bytes(dump_json(v));
+  if (!object && !v.is_array()) {
+    std::vector<std::string> texts = spellings(v);
+    if (texts.empty())
+      return ir_.never(
+          fmt::format("a string contains {}, which ends an argument", notation_.absent));
+    return ir_.one_of(std::move(texts));
+  }
+  if (v.size() == 0) return ir_.bytes(dump_json(v));
   std::vector<ExprId> parts;
   auto add = [&](ExprId part) {
     if (!parts.empty()) parts.push_back(comma());
     parts.push_back(part);
   };
-  if (object)
-    for (const auto& [key, item] : v.as_object())
-      add(member(ir_.bytes(json_quoted(key)), exactly(item)));
-  else
+  if (object) {
+    Value::Object members = v.as_object();
+    if (notation_.kind == Notation::Kind::kGemma)
+      std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+        return precedes_in_dictsort(a.first, b.first);
+      });
+    for (const auto& [name, item] : members) add(member(key(name), exactly(item)));
+  } else {
     for (const Value& item : v.as_array()) add(exactly(item));
+  }
   return braces(object ? "{" : "[", ir_.seq(std::move(parts)), object ? "}" : "]", false);
 }
 

@@ -21,6 +21,7 @@ constexpr size_t kSharedStates = 100;  // strings with more than these are one r
 constexpr uint32_t kShortest = 16;     // a maxLength that is lowered is not below this
 constexpr size_t kMaxNotes = 16;       // kept of a schema
 const Value kFalse(false);             // the schema of nothing
+const Value kAnything = Value::object();
 struct NumberFormat {
   std::string_view name;
   int64_t min;
@@ -35,7 +36,11 @@ constexpr NumberFormat kNumberFormats[] = {
 }  // namespace
 
 Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space, bool strict) {
-  return SchemaCompiler(schema, space, strict).compile();
+  return SchemaCompiler(schema, {{}, {}, space}, strict).compile();
+}
+
+Ir arguments_grammar(const Value& parameters, const ArgumentNotation& notation, bool strict) {
+  return SchemaCompiler(parameters, notation, strict).compile();
 }
 
 Ir json_object_grammar(const std::optional<std::string>& space) {
@@ -48,16 +53,18 @@ Ir json_object_grammar(const std::optional<std::string>& space) {
 
 Ir SchemaCompiler::compile() {
   RuleId root = ir_.add_rule("#");
-  ir_.define(root, reference(document_.single(document_.root(), "#")));
+  ir_.define(root,
+             reference(document_.single(document_.root(), "#"), syntax_ ? kArguments : kValue));
   // A list instead of recursion: schemas may refer to each other in long chains.
   for (size_t i = 0; i < waiting_.size(); ++i) {
-    auto [rule, all] = waiting_[i];
-    ir_.define(rule, body(all));
+    const Waiting next = waiting_[i];
+    place_ = next.place;
+    ir_.define(next.rule, body(next.all));
   }
   return std::move(ir_);
 }
 
-ExprId SchemaCompiler::reference(const Conjunction& all) {
+ExprId SchemaCompiler::reference(const Conjunction& all, Place place) {
   if (all.never) return never(all.never_path, "", "is false: no value is valid");
   Key key;
   const std::vector<bool> tracked = document_.tracked(all);
@@ -68,11 +75,14 @@ ExprId SchemaCompiler::reference(const Conjunction& all) {
     for (size_t parent : s.parents) key.emplace_back(s.schema, 4, all.schemas[parent].schema);
   }
   std::sort(key.begin(), key.end());
-  if (key.empty()) return rules_.value();
-  auto [it, fresh] = known_.emplace(std::move(key), 0);
+  if (key.empty()) {
+    if (place == kValue) return rules_.value();
+    return reference({.schemas = {{&kAnything, "#", true, true}}}, place);
+  }
+  auto [it, fresh] = known_.emplace(std::pair(place, std::move(key)), 0);
   if (fresh) {
     it->second = ir_.add_rule(all.schemas[0].path);
-    waiting_.emplace_back(it->second, all);
+    waiting_.push_back({it->second, all, place});
   }
   return ir_.ref(it->second);
 }
@@ -82,21 +92,33 @@ ExprId SchemaCompiler::body(const Conjunction& all) {
   if (document_.values(all, listed)) {
     if (listed.empty())
       return never(all, {"const", "enum"}, "has no value that the other keywords allow");
-    std::vector<std::string> scalars;
-    std::vector<ExprId> parts;
-    for (const Value* v : listed)
-      if (v->is_object() || v->is_array())
-        parts.push_back(rules_.exactly(*v));
-      else
-        scalars.push_back(dump_json(*v));
-    if (!scalars.empty()) parts.push_back(ir_.one_of(std::move(scalars)));
-    return ir_.alt(std::move(parts));
+    return listed_values(listed);
   }
   for (size_t i = 0; i < all.schemas.size(); ++i) {
     if (!all.schemas[i].any_of_done) return alternatives(all, i, false);
     if (!all.schemas[i].one_of_done) return alternatives(all, i, true);
   }
   return of_types(all);
+}
+
+ExprId SchemaCompiler::listed_values(const std::vector<const Value*>& values) {
+  std::vector<std::string> scalars, texts;
+  std::vector<ExprId> parts;
+  for (const Value* v : values) {
+    if (place_ == kArguments) {
+      if (v->is_object()) parts.push_back(listed_arguments(*v));
+    } else if (v->is_object() || v->is_array()) {
+      parts.push_back(rules_.exactly(*v));
+    } else if (place_ >= kArgument && v->is_string()) {
+      texts.push_back(v->as_string());
+    } else {
+      for (std::string& text : v->is_string() || v->is_number() ? rules_.spellings(*v) : words(*v))
+        scalars.push_back(std::move(text));
+    }
+  }
+  if (!texts.empty()) parts.push_back(argument_text(fsm_of_texts(texts)));
+  if (!scalars.empty()) parts.push_back(ir_.one_of(std::move(scalars)));
+  return ir_.alt(std::move(parts));
 }
 
 ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool one_of) {
@@ -131,7 +153,7 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
   if (one_of) make_exclusive(parts, schemas, s);
   if (parts.empty()) return never(s.path, keyword, "has no alternative that can hold");
   std::vector<ExprId> exprs;
-  for (const Conjunction& part : parts) exprs.push_back(reference(part));
+  for (const Conjunction& part : parts) exprs.push_back(reference(part, place_));
   return ir_.alt(std::move(exprs));
 }
 
@@ -163,13 +185,16 @@ void SchemaCompiler::make_exclusive(std::vector<Conjunction>& parts,
 
 ExprId SchemaCompiler::of_types(const Conjunction& all) {
   uint32_t types = document_.types(all);
+  if (place_ == kArguments) return types & kObject ? object(all) : no_type(all);
   std::vector<ExprId> parts;
-  std::vector<std::string> words;
-  if (types & kNull) words.push_back("null");
+  std::vector<std::string> texts;
+  auto add = [&](const Value& word) {
+    for (std::string& text : words(word)) texts.push_back(std::move(text));
+  };
+  if (types & kNull) add(Value());
   for (bool word : {true, false})
-    if ((types & kBoolean) && document_.valid(Value(word), all))
-      words.push_back(word ? "true" : "false");
-  if (!words.empty()) parts.push_back(ir_.one_of(std::move(words)));
+    if ((types & kBoolean) && document_.valid(Value(word), all)) add(Value(word));
+  if (!texts.empty()) parts.push_back(ir_.one_of(std::move(texts)));
   if (types & kString) parts.push_back(string(all));
   if (types & (kInteger | kFraction)) parts.push_back(number(all, types));
   if (types & kArray) parts.push_back(array(all));
@@ -302,27 +327,34 @@ ExprId SchemaCompiler::string(const Conjunction& all) {
     if (min > kMaxLength && s.schema->has("minLength"))
       schema_error(s.path, "minLength", fmt::format("is only supported up to {}", kMaxLength));
   if (max != kUnbounded) max = std::min(max, kMaxLength);
-  std::string key;
+  std::string key = place_ == kValue ? "" : fmt::format("{} ", place_);
   for (const SchemaRef& s : all.schemas)
     for (const char* keyword :
          {"pattern", "format", "contentEncoding", "not", "minLength", "maxLength"})
       if (const Value* v = s.find(keyword)) key += fmt::format("{} {}\n", keyword, dump_json(*v));
   if (auto it = strings_.find(key); it != strings_.end()) return ir_.ref(it->second);
+  const bool counted = min > 0 || max != kUnbounded, bare = place_ >= kArgument;
   CharFsm fsm;
-  if (string_fsm(all, fsm)) {
-    if (min > 0 || max != kUnbounded) fsm = of_length(fsm, min, max, all.schemas[0].path);
+  bool limited = string_fsm(all, fsm);
+  if (!limited && (bare || (counted && !rules_.is_plain()))) {
+    fsm = fsm_of_length(0, kUnbounded);
+    limited = true;
+  }
+  if (limited) {
+    fsm = rules_.writable(std::move(fsm));
+    if (counted) fsm = of_length(fsm, min, max, all.schemas[0].path);
     if (is_empty(fsm))
       return never(all, {"pattern", "format", "contentEncoding", "not"},
                    "no string is valid under it and the other keywords");
     const bool large = fsm.size() > kSharedStates;
-    ExprId expr = ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+    ExprId expr = bare ? argument_text(fsm) : rules_.quoted(fsm);
     if (!large) return expr;
     RuleId rule = ir_.add_rule(all.schemas[0].path);
     ir_.define(rule, expr);
     strings_.emplace(std::move(key), rule);
     return ir_.ref(rule);
   }
-  if (min == 0 && max == kUnbounded) return rules_.string();
+  if (!counted) return rules_.string();
   return rules_.string(min, max);
 }
 

@@ -1,5 +1,6 @@
 // Arrays: items by position, those that `contains` counts, and different ones.
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "base/error.h"
@@ -23,6 +24,45 @@ bool SchemaCompiler::few_values(const Conjunction& one, std::vector<const Value*
   return true;
 }
 
+bool SchemaCompiler::free_strings(const Conjunction& one) {
+  std::vector<const Value*> values;
+  CharFsm fsm;
+  for (const SchemaRef& s : one.schemas)
+    if (!s.any_of_done || !s.one_of_done || s.schema->has("not")) return false;
+  return !one.never && rules_.is_plain() && document_.types(one) == kString &&
+         !document_.values(one, values) && !string_fsm(one, fsm) &&
+         limits(one, "minLength", "maxLength").second == kUnbounded;
+}
+
+// The grammar allows repetitions; unique_items.h finds them.
+ExprId SchemaCompiler::unique_strings(const Conjunction& all, const ItemCounts& counts) {
+  Graph graph;
+  const uint32_t last = counts.last();
+  if (last > kMaxItems)
+    schema_error(all.schemas[0].path, "",
+                 fmt::format("minItems and maxItems of more than {} are not supported", kMaxItems));
+  graph.states = last + 1;
+  std::map<uint32_t, RuleId> rules;  // by minLength
+  auto item = [&](uint32_t index) {
+    const Conjunction one = document_.item(all, std::min(index, counts.listed));
+    const uint32_t min = limits(one, "minLength", "maxLength").first;
+    auto [it, fresh] = rules.emplace(min, 0);
+    if (fresh) {
+      it->second = ir_.add_rule(one.schemas[0].path);
+      ir_.define(it->second, rules_.string(min, kUnbounded));
+      ir_.set_unique(it->second);
+    }
+    ExprId text = ir_.ref(it->second);
+    return index == 0 ? text : ir_.seq({rules_.comma(), text});
+  };
+  for (uint32_t i = 0; i < last; ++i) {
+    graph.edges.push_back({i, i + 1, item(i)});
+    if (i + 1 >= counts.min) graph.finals.push_back(i + 1);
+  }
+  if (counts.max == kUnbounded) graph.edges.push_back({last, last, item(last)});
+  return rules_.braces("[", ir_.add(std::move(graph)), "]", counts.min == 0);
+}
+
 // States are the sets of values that were used.
 ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
                                     const ItemCounts& counts) {
@@ -34,7 +74,8 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
     if (!few_values(document_.item(all, p), found))
       schema_error(
           s.path, "uniqueItems",
-          "is only supported with a maxItems of 1 or with items of enum, const or boolean");
+          "is only supported with a maxItems of 1, with items of enum, const or boolean, and with "
+          "strings that nothing but minLength restricts");
     std::vector<size_t>& here = allowed.emplace_back();
     for (const Value* v : found) {
       size_t i = 0;
@@ -173,7 +214,10 @@ ExprId SchemaCompiler::array(const Conjunction& all) {
   if (unique != nullptr && counts.max > 1) {
     if (contains.schema != nullptr)
       schema_error(contains.schema->path, "contains", "is not supported together with uniqueItems");
-    return unique_items(all, *unique, counts);
+    bool free = true;
+    for (uint32_t i = 0; i <= counts.listed && i < counts.max; ++i)
+      free = free && free_strings(document_.item(all, i));
+    return free ? unique_strings(all, counts) : unique_items(all, *unique, counts);
   }
   if (counts.max == 0) return ir_.bytes("[]");
   return item_list(all, counts, contains);

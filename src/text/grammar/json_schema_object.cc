@@ -32,6 +32,8 @@ std::vector<std::string> SchemaCompiler::member_names(const Conjunction& all) {
         add(name.as_string());
       }
     }
+  if (rules_.notation().kind == Notation::Kind::kGemma)
+    std::stable_sort(names.begin(), names.end(), precedes_in_dictsort);
   return names;
 }
 
@@ -61,8 +63,10 @@ std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& a
                                                     : "propertyNames excludes it"));
       continue;
     }
-    out.push_back({name, rules_.member(ir_.bytes(json_quoted(name)), reference(value)),
-                   needed != required.end()});
+    ExprId member = place_ == kArguments
+                        ? argument(argument_name(name), reference(value, argument_place(name)))
+                        : rules_.member(rules_.key(name), reference(value));
+    out.push_back({name, member, needed != required.end()});
   }
   return out;
 }
@@ -127,8 +131,13 @@ ExprId SchemaCompiler::other_member(const Conjunction& all, const std::vector<st
     }
     document_.add_other_member(value, all, std::move(declared));
     if (value.never || is_empty(keys)) continue;
-    ExprId key = ir_.seq({ir_.bytes("\""), json_expr_of(ir_, keys), ir_.bytes("\"")});
-    parts.push_back(rules_.member(key, reference(value)));
+    if (place_ == kArguments) {
+      keys = intersect(keys, parse_regex(syntax_->names, RegexUse::kWhole));
+      if (is_empty(keys)) continue;
+      parts.push_back(argument(expr_of(ir_, keys), reference(value, argument_place(""))));
+    } else {
+      parts.push_back(rules_.member(rules_.key(keys), reference(value)));
+    }
   }
   if (parts.empty()) return kNoExpr;
   RuleId rule = ir_.add_rule(path + "/additionalProperties");
@@ -151,7 +160,7 @@ ExprId SchemaCompiler::members_graph(const std::vector<Member>& members, ExprId 
   graph.states = (n + 2) * width;
   // state(n + 1, c): after a member that the schema does not name
   auto state = [&](uint32_t next, uint32_t count) { return next * width + count; };
-  ExprId comma = rules_.comma();
+  ExprId comma = place_ != kArguments || syntax_->commas ? rules_.comma() : ir_.empty();
   auto next_count = [&](uint32_t c) { return max == kUnbounded ? std::min(c + 1, most) : c + 1; };
   for (uint32_t i = 0; i < n; ++i) {
     ExprId later = ir_.seq({comma, members[i].expr});
@@ -190,12 +199,13 @@ ExprId SchemaCompiler::object(const Conjunction& all) {
     for (const char* keyword : {"additionalProperties", "unevaluatedProperties",
                                 "patternProperties", "properties", "propertyNames"})
       restricted |= s.schema->has(keyword);
-  if (!restricted) return rules_.object();
+  const bool bare = place_ == kArguments;
+  if (!restricted && !bare) return rules_.object();
   auto needed =
       std::count_if(known.begin(), known.end(), [](const Member& m) { return m.required; });
   if (needed > max)
     return never(all, {"maxProperties"}, fmt::format("{} properties are required", needed));
-  if (max == 0) return ir_.bytes("{}");
+  if (max == 0) return ir_.bytes(bare ? "" : "{}");
   ExprId other = other_member(all, member_names(all));
   if (min > known.size() + (other == kNoExpr ? 0 : 1)) {
     if (other == kNoExpr)
@@ -204,9 +214,12 @@ ExprId SchemaCompiler::object(const Conjunction& all) {
     schema_error(all.schemas[0].path, "minProperties",
                  "is only supported up to one more than the properties that the schema names");
   }
-  if (known.empty() && other == kNoExpr) return ir_.bytes("{}");
+  if (known.empty() && other == kNoExpr) return ir_.bytes(bare ? "" : "{}");
   try {
-    return rules_.braces("{", members_graph(known, other, min, max), "}", needed == 0 && min == 0);
+    ExprId list = members_graph(known, other, min, max);
+    const bool maybe_empty = needed == 0 && min == 0;
+    if (bare) return maybe_empty ? ir_.optional(list) : list;
+    return rules_.braces("{", list, "}", maybe_empty);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     schema_error(all.schemas[0].path, "", e.what());

@@ -218,7 +218,11 @@ class LarkParser final : RuleParser {
         depth += c == '{' ? 1 : c == '}' ? -1 : 0;
     } while (depth > 0);
     Value schema = parse_json(text_.substr(begin, pos_ - begin), "the JSON schema of the grammar");
-    return ir_.ref(ir_.embed(json_schema_grammar(schema)));
+    Ir json = json_schema_grammar(schema);
+    // The text around it need not be JSON, in which they would be found.
+    for (const Ir::Rule& rule : json.rules())
+      if (rule.unique) error("uniqueItems of strings is not available in %json");
+    return ir_.ref(ir_.embed(json));
   }
 
   ExprId group(bool optional) {

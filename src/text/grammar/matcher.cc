@@ -10,21 +10,42 @@ namespace {
 
 // Configs and states that one operation may create. The first is milliseconds of work.
 constexpr size_t kTokenBudget = 20'000, kMaskBudget = 60'000;
+constexpr size_t kMaxConfigMaskBytes = kMaxCacheBytes / 4;
+
+void unite(std::span<uint32_t> mask, std::span<const uint32_t> other) {
+  for (size_t i = 0; i < other.size(); ++i) mask[i] |= other[i];
+}
+
+// Reads a text from `config` on; false: an item is repeated.
+bool reads_unique(Automaton& automaton, UniqueItems& items, ConfigId config,
+                  std::string_view bytes) {
+  for (char c : bytes) {
+    config = automaton.step(config, static_cast<uint8_t>(c));
+    if (!items.read(c, items.begins_item(c) && automaton.in_unique(config))) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
 Grammar::Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary)
-    : vocabulary_(std::move(vocabulary)), nfa_(lower(ir)), notes_(ir.notes) {
+    : vocabulary_(std::move(vocabulary)),
+      nfa_(lower(ir)),
+      has_unique_(std::any_of(nfa_.rules.begin(), nfa_.rules.end(),
+                              [](const Nfa::Rule& rule) { return rule.unique; })),
+      notes_(ir.notes) {
   std::lock_guard lock(mutex_);
   begin(kTokenBudget);
 }
 
 void Grammar::begin(size_t budget) const {
-  if (automaton_ == nullptr || automaton_->bytes() + mask_bytes_ > kMaxCacheBytes) {
+  if (automaton_ == nullptr ||
+      automaton_->bytes() + mask_bytes_ + config_mask_bytes_ > kMaxCacheBytes) {
     automaton_ = std::make_unique<Automaton>(nfa_);
     masks_.clear();
     visited_.clear();
-    mask_bytes_ = 0;
+    config_masks_.clear();
+    mask_bytes_ = config_mask_bytes_ = 0;
     ++generation_;
     automaton_->set_budget(budget);
     start_ = automaton_->start_config();
@@ -34,7 +55,7 @@ void Grammar::begin(size_t budget) const {
 
 size_t Grammar::cache_bytes() const {
   std::lock_guard lock(mutex_);
-  return automaton_->bytes() + mask_bytes_;
+  return automaton_->bytes() + mask_bytes_ + config_mask_bytes_;
 }
 
 bool Grammar::matches(std::string_view text) const {
@@ -42,6 +63,9 @@ bool Grammar::matches(std::string_view text) const {
   begin(kTokenBudget + text.size());
   ConfigId config = start_;
   for (char c : text) config = automaton_->step(config, static_cast<uint8_t>(c));
+  UniqueItems items;
+  if (has_unique_ && config != kDeadConfig && !reads_unique(*automaton_, items, start_, text))
+    return false;
   return automaton_->config(config).accepting;
 }
 
@@ -58,7 +82,38 @@ const StateMask* Grammar::mask_of(StateId state) const {
   return masks_[state].get();
 }
 
-Matcher::Matcher(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {}
+void Grammar::allow(ConfigId config, std::span<uint32_t> mask) const {
+  auto [it, fresh] = config_masks_.try_emplace(config);
+  if (fresh) return fill(config, mask);
+  if (it->second.empty()) {
+    std::vector<uint32_t> all(vocabulary_->words(), 0);
+    fill(config, all);
+    it->second = std::move(all);
+    config_mask_bytes_ += it->second.size() * sizeof(uint32_t);
+  }
+  unite(mask, it->second);
+  if (config_mask_bytes_ < kMaxConfigMaskBytes) return;
+  config_masks_.clear();
+  config_mask_bytes_ = 0;
+}
+
+void Grammar::fill(ConfigId config, std::span<uint32_t> mask) const {
+  auto view = automaton_->items(config);
+  const std::vector<Automaton::Item> items(view.begin(), view.end());
+  for (const Automaton::Item& item : items) {
+    const StateMask* state = mask_of(item.state);
+    if (state == nullptr) {
+      allow_item(*automaton_, *vocabulary_, item, mask);
+      continue;
+    }
+    state->allow(*vocabulary_, mask);
+    if (state->parts.empty() && state->rests.size() == 0) continue;
+    allow_returns(*automaton_, *vocabulary_, *state, automaton_->return_config(item.context), mask);
+  }
+}
+
+Matcher::Matcher(std::shared_ptr<const Grammar> grammar, std::string begun)
+    : grammar_(std::move(grammar)), begun_(std::move(begun)) {}
 
 // Replays the tokens if the grammar's caches were cleared.
 void Matcher::sync() {
@@ -67,8 +122,16 @@ void Matcher::sync() {
   Automaton& automaton = *grammar_->automaton_;
   automaton.set_budget(kTokenBudget + tokens_.size() * 256);
   size_t before = automaton.bytes();
-  configs_.assign(1, grammar_->start_);
-  for (int32_t token : tokens_) configs_.push_back(advance(now(), token));
+  ConfigId first = grammar_->start_;
+  for (char c : begun_) first = automaton.step(first, static_cast<uint8_t>(c));
+  configs_.assign(1, first);
+  unique_ = {};
+  if (grammar_->has_unique_) reads_unique(automaton, unique_, grammar_->start_, begun_);
+  for (int32_t token : tokens_) {
+    if (grammar_->has_unique_)
+      reads_unique(automaton, unique_, now(), grammar_->vocabulary().bytes(token));
+    configs_.push_back(advance(now(), token));
+  }
   if (automaton.bytes() - before > kMaxCacheBytes / 2)
     fail(ErrorCode::kOutOfRange, "the grammar needs too much memory for this text");
   generation_ = grammar_->generation_;
@@ -89,6 +152,12 @@ bool Matcher::accept(int32_t token) {
   grammar_->automaton_->set_budget(kTokenBudget);
   ConfigId next = advance(now(), token);
   if (next == kDeadConfig) return false;
+  if (grammar_->has_unique_) {
+    UniqueItems items = unique_;
+    if (!reads_unique(*grammar_->automaton_, items, now(), grammar_->vocabulary().bytes(token)))
+      return false;
+    unique_ = std::move(items);
+  }
   tokens_.push_back(token);
   configs_.push_back(next);
   return true;
@@ -98,6 +167,7 @@ void Matcher::rollback(size_t tokens) {
   TK_CHECK(tokens <= tokens_.size(), "rollback of {} tokens of {}", tokens, tokens_.size());
   tokens_.resize(tokens_.size() - tokens);
   if (!configs_.empty()) configs_.resize(tokens_.size() + 1);
+  if (grammar_->has_unique_) generation_ = 0;  // sync() reads the text again
 }
 
 void Matcher::fill_mask(std::span<uint32_t> mask) {
@@ -111,19 +181,23 @@ void Matcher::fill_mask(std::span<uint32_t> mask) {
   std::lock_guard lock(grammar_->mutex_);
   grammar_->begin(kMaskBudget);
   sync();
-  Automaton& automaton = *grammar_->automaton_;
-  automaton.set_budget(kMaskBudget);
-  auto view = automaton.items(now());
-  const std::vector<Automaton::Item> items(view.begin(), view.end());
-  for (const Automaton::Item& item : items) {
-    const StateMask* state = grammar_->mask_of(item.state);
-    if (state == nullptr) {
-      allow_item(automaton, vocabulary, item, mask);
-      continue;
-    }
-    state->allow(vocabulary, mask);
-    if (state->parts.empty() && state->rests.size() == 0) continue;
-    allow_returns(automaton, vocabulary, *state, automaton.return_config(item.context), mask);
+  grammar_->automaton_->set_budget(kMaskBudget);
+  if (!grammar_->has_unique_) return grammar_->allow(now(), mask);
+  std::vector<uint32_t> all(vocabulary.words(), 0);
+  grammar_->allow(now(), all);
+  forbid_repeated(all);
+  unite(mask, all);
+}
+
+// Most tokens with one quote begin a string, or end one that is not repeated.
+void Matcher::forbid_repeated(std::span<uint32_t> mask) const {
+  const Vocabulary& vocabulary = grammar_->vocabulary();
+  auto ids = unique_.may_repeat() ? vocabulary.quotes() : vocabulary.several_quotes();
+  for (int32_t id : ids) {
+    if ((mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) continue;
+    UniqueItems items = unique_;
+    if (!reads_unique(*grammar_->automaton_, items, now(), vocabulary.bytes(id)))
+      clear_bit(mask, id);
   }
 }
 
@@ -152,7 +226,7 @@ std::string Matcher::forced(size_t most) {
   ConfigId config = now();
   while (out.size() < most) {
     int byte = automaton.forced_byte(config);
-    if (byte < 0) break;
+    if (byte < 0 || static_cast<char>(byte) == kControlByte) break;
     out += static_cast<char>(byte);
     config = automaton.step(config, static_cast<uint8_t>(byte));
   }

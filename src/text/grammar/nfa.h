@@ -29,6 +29,7 @@ struct Nfa {
     Position start = 0;
     uint32_t rank = 0;  // a rule that begins with a call of another has the lower rank
     bool nullable = false;
+    bool unique = false;  // Ir::Rule::unique
   };
   // By position p: entries [first[p], first[p + 1]).
   template <class T>

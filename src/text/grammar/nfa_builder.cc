@@ -55,7 +55,7 @@ Position NfaBuilder::position() {
 RuleId NfaBuilder::reach(RuleId rule) {
   auto [it, fresh] = reached_.emplace(rule, static_cast<RuleId>(rules.size()));
   if (fresh) {
-    rules.push_back({ir_.rules()[rule].name, 0, 0, false});
+    rules.push_back({ir_.rules()[rule].name, 0, 0, false, ir_.rules()[rule].unique});
     waiting_.push_back(rule);
   }
   return it->second;

@@ -80,9 +80,12 @@ Vocabulary::Vocabulary(const std::vector<std::string>& tokens) {
 Vocabulary::Vocabulary(const Tokenizer& tokenizer) {
   offsets_.push_back(0);
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    if (!tokenizer.is_special(id) && !tokenizer.is_eog(id)) {
-      std::string token = tokenizer.piece_bytes(id);
-      if (token.size() <= kMaxTokenBytes) text_ += token;
+    std::string token = tokenizer.piece_bytes(id);
+    const bool control = tokenizer.is_special(id);
+    const bool usable = control || token.find(kControlByte) == token.npos;
+    if (usable && !tokenizer.is_eog(id) && !token.empty() && token.size() < kMaxTokenBytes) {
+      if (control) text_ += kControlByte;
+      text_ += token;
     }
     offsets_.push_back(static_cast<uint32_t>(text_.size()));
   }
@@ -97,6 +100,11 @@ void Vocabulary::build() {
     int difference = bytes(a).compare(bytes(b));
     return difference != 0 ? difference < 0 : a < b;
   });
+  for (int32_t id : order) {
+    auto quotes = std::count(bytes(id).begin(), bytes(id).end(), '"');
+    if (quotes > 0) quotes_.push_back(id);
+    if (quotes > 1) several_quotes_.push_back(id);
+  }
   next_same_.assign(size(), -1);
   tries_.resize(kTries);
   plain_masks_.assign(kLengthGroups, std::vector<uint32_t>(words(), 0));

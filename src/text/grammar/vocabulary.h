@@ -43,7 +43,8 @@ class Vocabulary {
   // Tokens by id; an empty text is a token that no grammar allows. So is one longer than
   // kMaxTokenBytes.
   explicit Vocabulary(const std::vector<std::string>& tokens);
-  // Without control tokens.
+  // The text of a control token begins with kControlByte, so that only grammars that name the token
+  // allow it. Those that end an answer have no text.
   explicit Vocabulary(const Tokenizer& tokenizer);
 
   size_t size() const { return offsets_.size() - 1; }
@@ -61,6 +62,9 @@ class Vocabulary {
   std::span<const uint32_t> word_mask(size_t group) const { return word_masks_[group - 1]; }
   // All tokens, in the order of their bytes; the ones without text come first.
   std::span<const int32_t> sorted() const { return sorted_; }
+  // Tokens with a quote, ", and those with several.
+  std::span<const int32_t> quotes() const { return quotes_; }
+  std::span<const int32_t> several_quotes() const { return several_quotes_; }
   // The next token with the same text; -1: none.
   int32_t next_same(int32_t id) const { return next_same_[static_cast<size_t>(id)]; }
 
@@ -68,12 +72,13 @@ class Vocabulary {
   void build();
   std::string text_;
   std::vector<uint32_t> offsets_;
-  std::vector<int32_t> sorted_, next_same_;
+  std::vector<int32_t> sorted_, next_same_, quotes_, several_quotes_;
   std::vector<Trie> tries_;
   std::vector<std::vector<uint32_t>> plain_masks_, word_masks_;
 };
 
 inline constexpr size_t kMaxTokenBytes = 4096;
+inline constexpr char kControlByte = '\xFF';  // which is not part of any UTF-8 text
 
 inline void set_bit(std::span<uint32_t> mask, int32_t id) {
   mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);

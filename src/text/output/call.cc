@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "text/grammar/value_types.h"
 #include "text/output/mark.h"
 
 namespace tokamak {
@@ -26,18 +27,16 @@ ToolTypes::ToolTypes(const Value& tools) {
     const Value* schema = function->find("parameters");
     const Value* properties = schema == nullptr ? nullptr : schema->find("properties");
     if (properties == nullptr || !properties->is_object()) continue;
-    for (const auto& [key, property] : properties->as_object()) {
-      const Value* type = property.find("type");
-      parameters[key] = type != nullptr && type->is_string() && type->as_string() == "string";
-    }
+    for (const auto& [key, property] : properties->as_object())
+      parameters[key] = grammar::parameter_types(*schema, key);
   }
 }
 
-bool ToolTypes::is_text(std::string_view function, std::string_view parameter) const {
+uint32_t ToolTypes::types(std::string_view function, std::string_view parameter) const {
   auto found = functions_.find(function);
-  if (found == functions_.end()) return false;
+  if (found == functions_.end()) return grammar::kAllTypes;
   auto type = found->second.find(parameter);
-  return type != found->second.end() && type->second;
+  return type != found->second.end() ? type->second : uint32_t{grammar::kAllTypes};
 }
 
 void CallMachine::push(std::string_view text, CallSink& sink) {

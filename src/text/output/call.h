@@ -1,5 +1,6 @@
 #pragma once
 // Function calls as they are found in a model's output, and the types of their parameters.
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -26,11 +27,12 @@ class ToolTypes {
   explicit ToolTypes(const Value& tools);  // a list as in the OpenAI API; other values are ignored
 
   bool has(std::string_view function) const { return functions_.contains(function); }
-  // The parameter is text, so that `1` means "1". Otherwise an argument is JSON if it can be.
-  bool is_text(std::string_view function, std::string_view parameter) const;
+  // What the parameter may be (grammar/value_types.h). If it is kString alone, `1` means "1".
+  // Otherwise an argument is JSON if it can be.
+  uint32_t types(std::string_view function, std::string_view parameter) const;
 
  private:
-  using Parameters = std::map<std::string, bool, std::less<>>;
+  using Parameters = std::map<std::string, uint32_t, std::less<>>;
   std::map<std::string, Parameters, std::less<>> functions_;
 };
 

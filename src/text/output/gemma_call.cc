@@ -94,7 +94,7 @@ class GemmaCall final : public CallMachine {
     }
     if (std::string_view(quote_).starts_with(held_)) return false;
     if (!read_word(",}]")) return false;
-    std::string value = word_;
+    std::string value = word_ == "None" ? "null" : word_;  // strings have quotes
     try {
       parse_json(value, "argument");
     } catch (const Error&) {

@@ -10,6 +10,9 @@ namespace tokamak {
 // {"name": "f", "arguments": {...}}, or a list of them.
 std::unique_ptr<CallMachine> make_json_calls();
 
+// Some models write a namespace before the name and the number of the call after it.
+std::string_view bare_call_name(std::string_view name);
+
 // NAME separator {...}. With `known`, the name must be that of a tool, since nothing else marks a
 // call.
 struct NamedSyntax {

@@ -6,8 +6,9 @@ namespace {
 
 constexpr size_t kMaxName = 256;
 
-// Some models write a namespace before the name and the number of the call after it.
-std::string_view bare_name(std::string_view name) {
+}  // namespace
+
+std::string_view bare_call_name(std::string_view name) {
   constexpr std::string_view kSpace = "functions.";
   if (name.starts_with(kSpace)) name.remove_prefix(kSpace.size());
   size_t colon = name.rfind(':');
@@ -16,6 +17,8 @@ std::string_view bare_name(std::string_view name) {
     name = name.substr(0, colon);
   return name;
 }
+
+namespace {
 
 class NamedCall final : public CallMachine {
  public:
@@ -55,7 +58,7 @@ class NamedCall final : public CallMachine {
       return true;
     }
     id_ = name;
-    name_ = bare_name(name);
+    name_ = bare_call_name(name);
     if (syntax_.known && !types_.has(name_)) return bad();
     where_ = Where::kBefore;
     return true;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "text/grammar/value_types.h"
 #include "text/output/machines.h"
 #include "text/output/mark.h"
 
@@ -12,16 +13,20 @@ namespace {
 
 constexpr size_t kMaxTaggedName = 256;
 
-// JSON if it can be, otherwise a string. Some models write Python's constants.
-std::string json_or_text(std::string_view text) {
-  if (text == "True" || text == "False") return text == "True" ? "true" : "false";
-  if (text == "None") return "null";
+// JSON if it can be, otherwise a string. Some models write Python's constants. A value of a type
+// that the parameter does not have is a string, if the parameter may be one.
+std::string json_or_text(std::string_view text, uint32_t types) {
+  const bool maybe_text = (types & grammar::kString) != 0;
+  auto is = [&](uint32_t bits) { return !maybe_text || (types & bits) != 0; };
+  if (text == "True" && is(grammar::kBoolean)) return "true";
+  if (text == "False" && is(grammar::kBoolean)) return "false";
+  if (text == "None" && is(grammar::kNull)) return "null";
   try {
-    parse_json(text, "argument", {.max_depth = 64});
-    return std::string(text);
+    if (is(grammar::types_of(parse_json(text, "argument", {.max_depth = 64}))))
+      return std::string(text);
   } catch (const Error&) {
-    return '"' + json_escaped(text) + '"';
   }
+  return '"' + json_escaped(text) + '"';
 }
 
 class TaggedCall final : public CallMachine {
@@ -102,7 +107,8 @@ class TaggedCall final : public CallMachine {
     held_.erase(0, end + syntax_.key_end.size());
     begin(sink);
     sink.add(fmt::format("{}\"{}\": ", std::exchange(more_, true) ? ", " : "", json_escaped(key_)));
-    text_ = types_.is_text(name_, key_);
+    value_types_ = types_.types(name_, key_);
+    text_ = value_types_ == grammar::kString;
     fresh_ = true;
     where_ = syntax_.value.empty() ? Where::kValue : Where::kBeforeValue;
     return true;
@@ -131,7 +137,7 @@ class TaggedCall final : public CallMachine {
       sink.add("\"");
       held_.erase(0, end - last);
     } else {
-      sink.add(json_or_text(std::string_view(held_).substr(0, last)));
+      sink.add(json_or_text(std::string_view(held_).substr(0, last), value_types_));
       held_.erase(0, end);
     }
     held_.erase(0, syntax_.value_end.size());
@@ -148,6 +154,7 @@ class TaggedCall final : public CallMachine {
   const ToolTypes& types_;
   Where where_ = Where::kBegin;
   std::string name_, key_;
+  uint32_t value_types_ = grammar::kAllTypes;
   bool begun_ = false, more_ = false, text_ = false, fresh_ = false;
 };
 

@@ -1,0 +1,227 @@
+#include "serve/openai/calls.h"
+
+#include <algorithm>
+
+#include "base/json.h"
+#include "serve/openai/api_error.h"
+#include "serve/openai/fields.h"
+#include "serve/openai/structured.h"
+
+namespace tokamak::openai {
+namespace {
+
+using grammar::GrammarSource;
+using grammar::Kind;
+
+// References of an embedded schema are relative to the whole.
+Value embedded(const Value& schema, const std::string& path) {
+  if (schema.is_array()) {
+    Value out = Value::array();
+    for (const Value& item : schema.as_array()) out.push(embedded(item, path));
+    return out;
+  }
+  if (!schema.is_object()) return schema;
+  Value out = Value::object();
+  for (const auto& [key, value] : schema.as_object()) {
+    bool local = key == "$ref" && value.is_string() &&
+                 (value.as_string() == "#" || value.as_string().starts_with("#/"));
+    bool data = key == "enum" || key == "const" || key == "$schema";
+    if (key == "$schema") continue;
+    out.set(key, local  ? Value(path + value.as_string().substr(1))
+                 : data ? value
+                        : embedded(value, path));
+  }
+  return out;
+}
+
+// How models write calls as one JSON value; call_grammar.h has the other formats.
+struct JsonCallFormat {
+  std::string_view format, mark;  // what a call follows; empty: a brace at the start of the answer
+  const char *name = "name", *arguments = "arguments";
+  std::string_view before = "", after = "";
+  bool list = false, has_id = false;  // [{...}], with "tool_call_id"
+};
+constexpr JsonCallFormat kJsonCalls[] = {
+    {.format = "hermes", .mark = "<tool_call>", .before = "\n", .after = "\n</tool_call>"},
+    {.format = "llama3", .mark = "", .arguments = "parameters"},
+    {.format = "mistral", .mark = "[TOOL_CALLS]", .list = true},
+    {.format = "granite", .mark = "<|tool_call|>", .list = true},
+    {.format = "phi4", .mark = "<|tool_call|>", .list = true},
+    {.format = "command_r",
+     .mark = "<|START_ACTION|>",
+     .name = "tool_name",
+     .arguments = "parameters",
+     .list = true,
+     .has_id = true},
+};
+const JsonCallFormat* json_calls_of(const ServedModel& model) {
+  for (const JsonCallFormat& f : kJsonCalls)
+    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
+  return nullptr;
+}
+
+bool is_strict(const Value& tool) {
+  const Value* function = tool.find("function");
+  const Value* strict = function == nullptr ? nullptr : function->find("strict");
+  return strict != nullptr && strict->is_bool() && strict->as_bool();
+}
+
+// Arguments that are not strict are any object.
+Value argument_schema(const Value& function, bool strict) {
+  const Value* parameters = function.find("parameters");
+  bool any = !strict || parameters == nullptr || parameters->is_null();
+  Value schema = any ? Value::object() : *parameters;
+  if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
+  return schema;
+}
+
+std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
+                                                         const ServedModel& model) {
+  const bool strict = is_strict(tool);
+  GrammarSource source{Kind::kJsonSchema,
+                       dump_json(argument_schema(tool.at("function"), forced || strict))};
+  source.strict = strict;
+  return compile_grammar(source, "tools", model);
+}
+
+// A call of the function.
+Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
+                  bool strict) {
+  Value schema = embedded(argument_schema(function, strict), path);
+  Value properties = Value::object(), required = Value::array();
+  auto add = [&](const char* key, Value value) {
+    properties.set(key, std::move(value));
+    required.push(key);
+  };
+  if (format.has_id)
+    add("tool_call_id", Value::Object{{"type", "string"}, {"pattern", "^[0-9]{1,3}$"}});
+  add(format.name, Value::Object{{"const", function.at("name")}});
+  add(format.arguments, std::move(schema));
+  return Value::Object{{"type", "object"},
+                       {"properties", std::move(properties)},
+                       {"required", std::move(required)},
+                       {"additionalProperties", false}};
+}
+
+// A call of one of the tools. `forced`: arguments follow the schema in all of them, not only in
+// strict ones.
+std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& tools,
+                                                          const JsonCallFormat& format, bool forced,
+                                                          const ServedModel& model) {
+  auto compile = [&](bool all, bool strict) {
+    std::string_view list = format.list ? "/items" : "";
+    Value calls = Value::array();
+    for (const Value& tool : tools) {
+      std::string path =
+          fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format.arguments);
+      calls.push(call_schema(tool.at("function"), format, path, all || is_strict(tool)));
+    }
+    Value schema = Value::Object{{"anyOf", std::move(calls)}};
+    if (format.list)
+      schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
+    GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
+    source.before = fmt::format("{}{}", format.mark, format.before);
+    source.after = format.after;
+    source.strict = strict;
+    return compile_grammar(source, "tools", model);
+  };
+  const bool any = std::any_of(tools.begin(), tools.end(), is_strict);
+  const bool every = std::all_of(tools.begin(), tools.end(), is_strict);
+  // A grammar is strict as a whole. If only some of the tools are, these are checked first, while
+  // the arguments of the others are any object.
+  if (forced && any && !every) compile(false, true);
+  return compile(forced, !forced || every);
+}
+
+// Calls in the other formats; arguments follow the schema in strict tools.
+void add_call_syntax(CallGrammar& out, const Value::Array& tools, const ServedModel& model) {
+  const grammar::CallSyntax& syntax = *grammar::find_call_syntax(model.tool_format->name);
+  out.begin = {syntax.start, std::string(syntax.mark), {}};
+  Value list = Value::array();
+  for (const Value& tool : tools) {
+    const Value& function = tool.at("function");
+    out.begin.names.push_back(function.at("name").as_string());
+    list.push(
+        Value::Object{{"name", function.at("name")},
+                      {"parameters", is_strict(tool) ? argument_schema(function, true) : Value()}});
+  }
+  GrammarSource source{Kind::kCalls, dump_json(list), {}};
+  source.format = syntax.format;
+  source.strict = true;
+  for (std::string_view mark : grammar::call_marks())
+    if (int32_t id = model.tokenizer->find_piece(mark); id >= 0 && model.tokenizer->is_special(id))
+      source.choices.emplace_back(mark);
+  out.grammar = compile_grammar(source, "tools", model);
+}
+
+// Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it
+// may also say something before it, or have an answer instead.
+std::vector<MessageForm> call_messages(const Value& tools, const std::string& name, bool forced,
+                                       const ServedModel& model) {
+  std::vector<MessageForm> out = {{.header = kThoughtsHeader}};
+  if (!forced) {
+    out.push_back({.header = "<|channel|>commentary<|message|>"});
+    out.push_back({.header = kFinalHeader, .grammar = nullptr, .end = kFinalEnd});
+  }
+  for (const Value& tool : tools.as_array()) {
+    const Value& function = tool.at("function");
+    const std::string& to = function.at("name").as_string();
+    if (!name.empty() && to != name) continue;
+    auto grammar = argument_grammar(tool, forced, model);
+    // Models write the first form; the second one is how templates show earlier calls.
+    for (const std::string& header :
+         {fmt::format("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", to),
+          fmt::format(" to=functions.{}<|channel|>commentary json<|message|>", to)})
+      out.push_back({.header = header, .grammar = grammar, .end = "<|call|>"});
+  }
+  return out;
+}
+
+}  // namespace
+
+CallGrammar call_grammar(const Value& body, const ServedModel& model) {
+  const Value* choice = body.find("tool_choice");
+  const Value* tools = body.find("tools");
+  if (tools == nullptr) return {};
+  bool chosen = choice != nullptr && !choice->is_null();
+  std::string name;
+  if (chosen && choice->is_object()) name = choice->at("function").at("name").as_string();
+  CallGrammar out;
+  out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
+  bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
+  if (!out.forced && !strict) return {};
+  if (model.tool_format != nullptr && model.tool_format->machine == nullptr) {
+    out.messages = call_messages(*tools, name, out.forced, model);
+    return out;
+  }
+  const JsonCallFormat* format = json_calls_of(model);
+  bool own = format != nullptr && !format->list;  // a forced call is written as the model does
+  if (out.forced && !own) {
+    if (model.tool_format == nullptr)
+      unsupported("tool_choice", "The model's format of tool calls is not known.");
+    // Marks may be control tokens, which no grammar has: the whole answer is JSON instead.
+    out.format = find_tool_format("llama3");
+    format = &kJsonCalls[1];
+  }
+  if (format == nullptr && model.tool_format != nullptr &&
+      grammar::find_call_syntax(model.tool_format->name) != nullptr) {
+    add_call_syntax(out, tools->as_array(), model);
+    return out;
+  }
+  if (format == nullptr) {
+    out.warning = fmt::format(
+        "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
+        model.tool_format == nullptr ? "" : fmt::format(" ({})", model.tool_format->name));
+    log_once(Notice::kTools, out.warning);
+    return out;
+  }
+  Value::Array allowed;
+  for (const Value& tool : tools->as_array())
+    if (name.empty() || tool.at("function").at("name").as_string() == name) allowed.push_back(tool);
+  out.begin.start = format->mark.empty() ? grammar::CallStart::kBrace : grammar::CallStart::kMark;
+  out.begin.mark = format->mark;
+  out.grammar = json_call_grammar(allowed, *format, out.forced, model);
+  return out;
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,34 @@
+#pragma once
+// The grammars of calls: tool_choice, and tools with `strict`.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serve/call_mask.h"
+#include "serve/message_mask.h"
+#include "serve/served_model.h"
+#include "text/output/formats.h"
+
+namespace tokamak::openai {
+
+// The calls that tools allow.
+struct CallGrammar {
+  std::shared_ptr<const grammar::Grammar> grammar;  // nullptr: the answer is free
+  // The answer is a call. Otherwise the grammar applies from where a call begins (strict tools with
+  // tool_choice "auto").
+  bool forced = false;
+  CallBegin begin;                     // not forced: where that is
+  const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
+  std::vector<MessageForm> messages;   // in Harmony's format, instead of the grammar
+  std::string warning = {};            // for the client
+  bool constrains() const { return grammar != nullptr || !messages.empty(); }
+};
+// Throws ApiError(400).
+CallGrammar call_grammar(const Value& body, const ServedModel& model);
+
+// Harmony: headers of messages, and the token that ends the last one.
+inline constexpr const char kThoughtsHeader[] = "<|channel|>analysis<|message|>",
+                            kFinalHeader[] = "<|channel|>final<|message|>",
+                            kFinalEnd[] = "<|return|>";
+
+}  // namespace tokamak::openai

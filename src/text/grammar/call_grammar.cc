@@ -1,0 +1,185 @@
+#include "text/grammar/call_grammar.h"
+
+#include "base/error.h"
+#include "text/grammar/json_schema.h"
+#include "text/grammar/regex_parser.h"
+#include "text/grammar/vocabulary.h"
+
+namespace tokamak::grammar {
+namespace {
+
+using Texts = ArgumentSyntax::Texts;
+
+// What stands around the name and the arguments of one call.
+struct CallForm {
+  Texts before_name;
+  bool numbered = false;  // a colon and a number may follow the name
+  Texts after_name, after;
+};
+struct CallFormat {
+  CallSyntax syntax;
+  std::vector<CallForm> forms;
+  bool list = false;  // [f(...), g(...)]
+  Texts before = {};  // the list
+  ArgumentNotation arguments = {};
+};
+
+ArgumentNotation gemma_notation(const std::string& quote) {
+  return {.notation = {Notation::Kind::kGemma, quote, quote}, .syntax = {}, .space = ""};
+}
+
+// With zero arguments or more. The texts are those that the models' templates print for past calls.
+std::vector<CallFormat> make_formats() {
+  std::vector<CallFormat> out;
+  out.push_back(
+      {.syntax = {"qwen3_coder", CallStart::kMark, "<function="},
+       .forms = {{.before_name = {""}, .after_name = {">\n"}, .after = {"</function>"}}}});
+  out.back().arguments = {.notation = {.absent = "</parameter>"},
+                          .syntax = ArgumentSyntax{.before_name = {"<parameter="},
+                                                   .before_value = {">\n"},
+                                                   .after_value = {"\n</parameter>\n"},
+                                                   .value_end = "</parameter>",
+                                                   .names = R"([^<>"\s{}=]{1,128})"},
+                          .space = {}};
+  out.push_back(
+      {.syntax = {"glm45", CallStart::kMark, "<tool_call>"},
+       .forms = {{.before_name = {""}, .after_name = {"\n", ""}, .after = {"</tool_call>"}}}});
+  out.back().arguments = {
+      .notation = {.absent = "</arg_value>"},
+      .syntax = ArgumentSyntax{.before_name = {"<arg_key>"},
+                               .before_value = {"</arg_key>\n<arg_value>", "</arg_key><arg_value>"},
+                               .after_value = {"</arg_value>\n", "</arg_value>"},
+                               .value_end = "</arg_value>",
+                               .names = R"([^<>"\s{}]{1,128})"},
+      .space = {}};
+  out.push_back({.syntax = {"glm4", CallStart::kName, ""},
+                 .forms = {{.before_name = {""}, .after_name = {"\n"}, .after = {""}}}});
+  out.push_back({.syntax = {"gemma", CallStart::kMark, "<start_function_call>"},
+                 .forms = {{.before_name = {"call:"}, .after_name = {""}, .after = {""}}},
+                 .arguments = gemma_notation("<escape>")});
+  out.push_back({.syntax = {"gemma4", CallStart::kMark, "<|tool_call>"},
+                 .forms = {{.before_name = {"call:"}, .after_name = {""}, .after = {""}}},
+                 .arguments = gemma_notation("<|\"|>")});
+  out.push_back({.syntax = {"llama4", CallStart::kList, ""},
+                 .forms = {{.before_name = {""}, .after_name = {"("}, .after = {")"}}},
+                 .list = true,
+                 .before = {"<|python_start|>", ""}});
+  out.back().arguments = {.notation = {.kind = Notation::Kind::kPython},
+                          .syntax = ArgumentSyntax{.before_name = {""},
+                                                   .before_value = {"="},
+                                                   .after_value = {""},
+                                                   .commas = true,
+                                                   .names = "[A-Za-z_][A-Za-z0-9_]{0,127}"},
+                          .space = {}};
+  out.push_back({.syntax = {"kimi_k2", CallStart::kMark, "<|tool_call_begin|>"},
+                 .forms = {{.before_name = {"functions.", ""},
+                            .numbered = true,
+                            .after_name = {"<|tool_call_argument_begin|>"},
+                            .after = {""}}}});
+  out.push_back({.syntax = {"deepseek", CallStart::kMark, "<｜tool▁call▁begin｜>"},
+                 .forms = {{.before_name = {""}, .after_name = {"<｜tool▁sep｜>"}, .after = {""}},
+                           {.before_name = {"function<｜tool▁sep｜>"},
+                            .after_name = {"\n```json\n"},
+                            .after = {"\n```"}}}});
+  return out;
+}
+
+const std::vector<CallFormat>& formats() {
+  static const std::vector<CallFormat> all = make_formats();
+  return all;
+}
+
+const CallFormat* find_format(std::string_view name) {
+  for (const CallFormat& f : formats())
+    if (f.syntax.format == name) return &f;
+  return nullptr;
+}
+
+// Spells marks that are control tokens as the vocabulary does.
+class Speller {
+ public:
+  explicit Speller(const std::vector<std::string>& controls) : controls_(controls) {}
+  std::string operator()(std::string text) const {
+    for (const std::string& mark : controls_)
+      for (size_t at = text.find(mark); at != text.npos; at = text.find(mark, at + mark.size() + 1))
+        text.insert(at, 1, kControlByte);
+    return text;
+  }
+  Texts operator()(Texts texts) const {
+    for (std::string& text : texts) text = (*this)(std::move(text));
+    return texts;
+  }
+
+ private:
+  const std::vector<std::string>& controls_;
+};
+
+ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Speller& spell,
+                bool strict) {
+  ArgumentNotation notation = format.arguments;
+  notation.notation.quote = spell(notation.notation.quote);
+  if (notation.syntax)
+    for (Texts ArgumentSyntax::*texts :
+         {&ArgumentSyntax::before_name, &ArgumentSyntax::before_value,
+          &ArgumentSyntax::after_value})
+      (*notation.syntax).*texts = spell((*notation.syntax).*texts);
+  const std::string& name = tool.at("name").as_string();
+  Value schema = tool.at("parameters");
+  if (schema.is_null()) {
+    schema = Value::Object{{"type", "object"}};
+    if (notation.syntax && !notation.syntax->value_end.empty()) {
+      schema.set("additionalProperties", Value::Object{{"type", "string"}});
+      notation.syntax->texts_only = true;
+    }
+  }
+  const ExprId arguments = ir.ref(ir.embed(arguments_grammar(schema, notation, strict)));
+  std::vector<ExprId> forms;
+  for (const CallForm& form : format.forms) {
+    ExprId number = ir.seq({ir.bytes(":"), ir.repeat(ir.chars({{'0', '9'}}), 1, 3)});
+    forms.push_back(
+        ir.seq({ir.one_of(spell(form.before_name)), ir.bytes(name),
+                form.numbered ? ir.optional(number) : ir.empty(), ir.one_of(spell(form.after_name)),
+                arguments, ir.one_of(spell(form.after))}));
+  }
+  return ir.alt(std::move(forms));
+}
+
+}  // namespace
+
+const CallSyntax* find_call_syntax(std::string_view format) {
+  const CallFormat* found = find_format(format);
+  return found == nullptr ? nullptr : &found->syntax;
+}
+
+std::span<const std::string_view> call_marks() {
+  static constexpr std::string_view kMarks[] = {
+      "<parameter=",   "</parameter>", "</function>",      "<arg_key>",
+      "</arg_key>",    "<arg_value>",  "</arg_value>",     "</tool_call>",
+      "<escape>",      "<|\"|>",       "<|python_start|>", "<|tool_call_argument_begin|>",
+      "<｜tool▁sep｜>"};
+  return kMarks;
+}
+
+Ir call_grammar(std::string_view format, const Value& tools,
+                const std::vector<std::string>& controls, bool strict) {
+  const CallFormat* found = find_format(format);
+  TK_CHECK(found != nullptr, "calls of the format {}", format);
+  const Speller spell(controls);
+  Ir ir;
+  RuleId root = ir.add_rule("calls");
+  std::vector<ExprId> calls;
+  for (const Value& tool : tools.as_array())
+    calls.push_back(one_call(ir, *found, tool, spell, strict));
+  ExprId body = ir.alt(std::move(calls));
+  if (found->list) {
+    RuleId one = ir.add_rule("a call");
+    ir.define(one, body);
+    ExprId more = ir.seq({ir.one_of({",", ", ", ",\n"}), ir.ref(one)});
+    body = ir.seq({ir.one_of(spell(found->before)), ir.bytes("["), ir.ref(one),
+                   ir.repeat(more, 0, kUnbounded), ir.bytes("]")});
+  }
+  ir.define(root, ir.seq({ir.bytes(found->syntax.mark), body}));
+  return ir;
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,95 @@
+// Masks of strict tools in the formats that do not write a call as one JSON value.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "serve/call_mask.h"
+#include "serve/fake_client.h"
+#include "tests/grammar/mask_bits.h"
+#include "text/grammar/grammar_cache.h"
+
+namespace tokamak {
+namespace {
+
+using grammar::GrammarCache;
+using grammar::Kind;
+
+// A tokenizer with the marks of a format as control tokens, from 259 on.
+CallMaskOptions call_format(const char* format, std::vector<std::string> controls,
+                            const char* parameters) {
+  TokenizerSpec spec = testing::byte_tokenizer()->spec();
+  for (const std::string& mark : controls) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = mark;
+    token.special = true;
+    spec.added_tokens.push_back(token);
+  }
+  CallMaskOptions options;
+  options.tokenizer = std::make_shared<Tokenizer>(std::move(spec));
+  const grammar::CallSyntax& syntax = *grammar::find_call_syntax(format);
+  options.begin = {syntax.start, std::string(syntax.mark), {"add", "sub"}};
+  grammar::GrammarSource source{Kind::kCalls, fmt::format(R"([{{"name": "add", "parameters": {}}},
+                                               {{"name": "sub", "parameters": null}}])",
+                                                          parameters)};
+  source.choices = std::move(controls);
+  source.format = format;
+  options.grammar = GrammarCache(options.tokenizer).get(source);
+  options.end_ids = grammar_end_ids(*options.tokenizer, {});
+  return options;
+}
+constexpr const char* kAB =
+    R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x"]}},
+        "required": ["a"]})";
+
+TEST(CallFormats, MarksMayBeControlTokens) {
+  CallMask mask(call_format("gemma4", {"<|tool_call>", "<|\"|>"}, kAB));
+  auto call = [](std::string_view text, std::vector<int32_t> more = {}) {
+    std::vector<int32_t> ids = ids_of("hm");
+    ids.push_back(259);
+    for (int32_t id : ids_of(text)) ids.push_back(id);
+    ids.insert(ids.end(), more.begin(), more.end());
+    return ids;
+  };
+  EXPECT_TRUE(allows(allowed_after(mask, {}), 260));
+  EXPECT_EQ(allowed_after(mask, call("")), ids_of("c"));
+  EXPECT_EQ(allowed_after(mask, call("call:")), ids_of("as"));
+  EXPECT_EQ(allowed_after(mask, call("call:add{a:1,b:")), (std::vector<int32_t>{260}));
+  EXPECT_EQ(allowed_after(mask, call("call:add{a:1,b:", {260})), ids_of("x"));
+  EXPECT_EQ(allowed_after(mask, call("call:add{a:1,b:", {260, 'x'})), (std::vector<int32_t>{260}));
+  EXPECT_TRUE(allows(allowed_after(mask, call("call:add{a:1,b:", {260, 'x', 260, '}'})), kEnd));
+  EXPECT_FALSE(allows(allowed_after(mask, call("call:sub{z:", {260})), 259));
+}
+
+TEST(CallFormats, ANameAtTheBeginning) {
+  CallMask mask(call_format("glm4", {}, kAB));
+  std::vector<int32_t> first = allowed_after(mask, {});
+  EXPECT_TRUE(allows(first, 'a') && allows(first, 'x') && allows(first, kEnd));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("add")), 's'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("add")), '\n'));
+  EXPECT_FALSE(allows(allowed_after(mask, ids_of("add")), '{'));  // the template has a line break
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("ad")), '{'));
+  EXPECT_EQ(allowed_after(mask, ids_of("add\n")), ids_of("{"));
+  EXPECT_EQ(allowed_after(mask, ids_of("\nadd"), ids_of("\n")), ids_of("{"));
+  EXPECT_FALSE(allows(allowed_after(mask, ids_of("add\n{\"a\": ")), '"'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("add\n{\"a\": 1}")), kEnd));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("adds\n")), 'x'));
+  EXPECT_FALSE(allows(allowed_after(mask, ids_of("functions.add")), '\n'));
+}
+
+TEST(CallFormats, AListAtTheBeginning) {
+  CallMask mask(call_format("llama4", {"<|python_start|>"}, kAB));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("[")), '1'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("[1, 2](")), 'x'));
+  EXPECT_EQ(allowed_after(mask, ids_of("[add(")), ids_of("a"));
+  std::vector<int32_t> marked = ids_of("[add(a=");
+  marked.insert(marked.begin(), 259);
+  EXPECT_EQ(allowed_after(mask, marked), ids_of("-0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("[add(a=1), sub(b=[None]), add(a=2, b=")), ids_of("\"'"));
+  // Another list may follow, but not one that the grammar does not allow.
+  EXPECT_EQ(allowed_after(mask, ids_of("[add(a=1)]; [add(")), ids_of("a"));
+  EXPECT_FALSE(allows(allowed_after(mask, ids_of("[add(a=1)]; [ add")), '('));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("[add(a=1)] so")), '('));
+}
+
+}  // namespace
+}  // namespace tokamak
