@@ -86,7 +86,7 @@ def shapes():
     rows[1] = 0
     case("gather", [w, index], [rows])
     case("gather", [x, i32([1, 0], [2, 2])], [np.take(x, np.array([[1, 0], [2, 2]]), axis=1)], {"axis": 1}, "axis")
-    case("embed", [i32(3, 0, 3), w], [w[[3, 0, 3]]])
+    case("embed", [index, w], [rows])
     values = np.array([[1.0, 5, 5, 2, 5], [0, 0, 0, 0, 0], [-1, -2, 7, -4, 0.5]])
     order = np.argsort(-values, axis=1, kind="stable")[:, :3]
     case("top_k", [values], [np.take_along_axis(values, order, 1), order.astype(np.int32)], {"k": 3}, "ties")

@@ -170,7 +170,9 @@ class InputMaker {
         if (node.inputs[i] == input)
           if (auto bound = index_bound(node, i)) {
             hi = std::min(hi, *bound);
-            lo = std::max<int64_t>(lo, node.op->name == "embed" ? 0 : -1);
+            // The token ids of a whole model are not negative.
+            bool tokens = hints_.nodes == SIZE_MAX && node.op->name == "embed";
+            lo = std::max<int64_t>(lo, tokens ? 0 : -1);
           }
     }
     bool index = hi != INT32_MAX, natural = is_natural(fn_, input);

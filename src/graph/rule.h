@@ -95,6 +95,8 @@ Value extent_value(const SymExpr& extent);  // an integer, or the expression's t
 bool near_values(double a, double b);       // within 1e-6
 // The value that a tensor of one repeated f32 value has; nullopt for everything else.
 std::optional<double> splat_value(const Function& fn, Ref r);
+// The d x d matrix C of which rotation(C) in a condition is `distance`.
+std::vector<double> rotation_matrix(int64_t d, int64_t distance);
 // Absent attributes count as these: 0 for reduce_sum's keep ...
 std::optional<Value> default_attr(const OpDef& op, std::string_view key);
 bool is_commutative(const OpDef& op);

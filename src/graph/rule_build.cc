@@ -47,7 +47,8 @@ class Builder {
             if ((n *= d.as_int()) > kMaxFill) return std::nullopt;
           }
         }
-        return constant(value->as_double(), dims);
+        auto dtype = attr(t, "dtype");
+        return constant(value->as_double(), dims, dtype == Value("i32"));
       }
       case RuleTerm::Kind::kRecipe:
         return recipe(t);
@@ -82,9 +83,14 @@ class Builder {
     return root || !simplify_ ? out[t.output] : simplify_(out[t.output]);
   }
 
-  Ref constant(double value, const std::vector<int64_t>& dims) {
+  Ref constant(double value, const std::vector<int64_t>& dims, bool integer = false) {
     ConstantDecl c;
-    c.name = fmt::format("c.{}", double_text(static_cast<double>(static_cast<float>(value))));
+    if (integer) {
+      c.type.dtype = DType::kI32;
+      c.name = fmt::format("i.{}", static_cast<int32_t>(value));
+    } else {
+      c.name = fmt::format("c.{}", double_text(static_cast<double>(static_cast<float>(value))));
+    }
     size_t n = 1;
     for (int64_t d : dims) {
       c.name += fmt::format("{}{}", c.type.dims.empty() ? "." : "x", d);

@@ -50,6 +50,18 @@ std::optional<double> splat_value(const Function& fn, Ref r) {
   return c->values[0];
 }
 
+std::vector<double> rotation_matrix(int64_t d, int64_t distance) {
+  const auto n = static_cast<size_t>(d), s = static_cast<size_t>(std::abs(distance));
+  const double sign = distance < 0 ? -1 : 1;
+  std::vector<double> c(n * n, 0.0);
+  for (size_t i = 0; i < n; ++i) {
+    const bool first = s == 0 || i / s % 2 == 0;  // of its pair
+    if (first && i + s < n) c[i * n + i + s] = sign;
+    if (!first) c[i * n + i - s] = -sign;
+  }
+  return c;
+}
+
 namespace {
 
 using Result = std::optional<Value>;
@@ -87,6 +99,24 @@ bool is_repeated(const Function& fn, Ref r) {
     return n % 2 == 0 && n > 0 && std::equal(v.data(), v.data() + n / 2, v.data() + n / 2);
   };
   return doubled(v.size()) && !doubled(v.size() / 2);
+}
+
+// x c rotates each pair (x[i], x[i + s]) by a quarter turn, to (-x[i + s], x[i]); with -s in the
+// other direction. The pairs are d / 2 apart (rotate_half) or neighbours. 0: x c is x. nullopt: no
+// such matrix.
+Result rotation(const Function& fn, Ref r) {
+  const Node& node = fn.node(r.node);
+  if (node.op->name != "constant" || fn.tensor(r).rank() != 2) return std::nullopt;
+  const ConstantDecl& c = *fn.module().find_constant(node.attrs.at("name").as_string());
+  const int64_t d = c.type.extent(0).constant().value();
+  if (d == 0 || c.type.extent(1) != SymExpr(d)) return std::nullopt;
+  for (int64_t s : {int64_t{0}, d / 2, int64_t{1}}) {
+    if (s > 0 && d % 2 != 0) continue;
+    const double first = c.values[static_cast<size_t>(s * d)];  // what x[s] adds to result 0
+    const int64_t distance = first < 0 ? s : -s;
+    if (std::abs(first) == 1 && rotation_matrix(d, distance) == c.values) return Value(distance);
+  }
+  return std::nullopt;
 }
 
 std::optional<SymExpr> as_extent(const Value& v) {
@@ -211,6 +241,7 @@ class Evaluator {
     if (e.name == "integer") return splat_integer(fn_, *x);
     if (e.name == "natural") return Value(is_natural(fn_, *x));
     if (e.name == "repeated") return Value(is_repeated(fn_, *x));
+    if (e.name == "rotation") return rotation(fn_, *x);
     if (e.name == "value") {
       auto v = splat_value(fn_, *x);
       return v ? Result(Value(*v)) : std::nullopt;

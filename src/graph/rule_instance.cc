@@ -15,11 +15,12 @@ constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
 
 struct Misfit {};  // the random choices do not fit together
 
-bool asks(const RewriteRule& rule, std::string_view what) {
-  return std::any_of(rule.conditions.begin(), rule.conditions.end(), [&](const RuleExpr& e) {
-    return e.kind == RuleExpr::Kind::kCall && e.name == what;
+bool calls(const std::vector<RuleExpr>& list, std::string_view what) {
+  return std::any_of(list.begin(), list.end(), [&](const RuleExpr& e) {
+    return (e.kind == RuleExpr::Kind::kCall && e.name == what) || calls(e.args, what);
   });
 }
+bool asks(const RewriteRule& rule, std::string_view what) { return calls(rule.conditions, what); }
 
 class InstanceMaker {
  public:
@@ -205,6 +206,10 @@ class InstanceMaker {
       for (double& v : c.values) v = number();
     if (!splat && n % 2 == 0 && asks(rule_, "repeated"))
       std::copy_n(c.values.begin(), n / 2, c.values.begin() + static_cast<std::ptrdiff_t>(n / 2));
+    if (!splat && dims.size() == 2 && dims[0] == dims[1] && n > 0 && asks(rule_, "rotation")) {
+      const int64_t distances[] = {0, 1, -1, dims[0] / 2, -dims[0] / 2};
+      c.values = rotation_matrix(dims[0], dims[0] % 2 ? 0 : distances[rng_.below(5)]);
+    }
     if (integer) {
       c.type.dtype = DType::kI32;
       static constexpr double kIntegers[] = {0, 1,   0,        1,          -1,           2,

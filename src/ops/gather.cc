@@ -1,4 +1,6 @@
 // Rows by index: gather and embed; and iota, which creates an index.
+#include <algorithm>
+
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -45,9 +47,11 @@ void embed(const MeaningArgs<S>& args) {
   int64_t d = w.dims[1];
   for (int64_t t = 0; t < ids.elements(); ++t) {
     int64_t id = ids.i[t];
-    if (id < 0 || id >= w.dims[0])
-      fail_infer("embed", "id {} is not in the table of {} rows", id, w.dims[0]);
-    store_values(y, t * d, static_cast<const S*>(w.f) + id * d, d);
+    if (id >= w.dims[0]) fail_infer("embed", "id {} is not in the table of {} rows", id, w.dims[0]);
+    if (id < 0)
+      std::fill_n(y.f + t * d, d, S(0));
+    else
+      store_values(y, t * d, static_cast<const S*>(w.f) + id * d, d);
   }
 }
 
@@ -116,7 +120,7 @@ std::vector<OpDef> gather_ops() {
            .field = embed<Field>,
            .storage = true,
            .flops = no_flops,
-           .doc = "rows of a table by token id",
+           .doc = "rows of a table by token id; a negative id gives zeros",
            .element_ops = 2,
            .reads = [](size_t operand, const Attrs&) {
              return operand == 1 ? OperandRead{OperandRead::Kind::kSelectedRows, 0} : OperandRead{};

@@ -244,7 +244,7 @@ TEST(BundleFile, ForgedTablesAndSections) {
   uint32_t sections;
   std::memcpy(&sections, bytes.data() + 12, 4);
   Rng rng(11);
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     std::string forged = bytes;
     if (rng.below(2) == 0) {  // a number of the header or the table
       size_t at = 8 + rng.below((64 + sections * 64 - 8) / 4) * 4;

@@ -127,11 +127,11 @@ TEST_P(Drafts, BranchesOfLookupsDoNotChangeABit) {
         setup.config.adaptive_drafts = adaptive;
         return run(*backend, model, setup, all, out);
       };
-      answers(1, chains);
       Answers have = answers(3, trees);
       EXPECT_TRUE(have == want) << "drafter " << kind;
       EXPECT_GT(trees.draft_accepted, 10);
       if (!adaptive && kind != 2) {
+        answers(1, chains);
         EXPECT_LE(trees.steps, chains.steps + chains.steps / 20) << "drafter " << kind;
       }
     }

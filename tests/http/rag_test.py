@@ -1,17 +1,14 @@
 """Questions about indexed documents over HTTP: /v1/rag/query with a tiny encoder and a tiny chat model."""
 import json
 import pathlib
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
-import urllib.error
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
-from tokamak import BINARY, TINY, run, run_json  # noqa: E402
+from serve_test import Serve  # noqa: E402
+from tokamak import TINY, run, run_json  # noqa: E402
 
 TEXTS = {"sun.txt": "the cat is in the sun", "dog.txt": "a dog", "moon.md": "the moon and the sun"}
 
@@ -25,28 +22,12 @@ class Rag(unittest.TestCase):
             (cls.folder / name).write_text(text)
         done = run("rag", "index", cls.folder, "-m", TINY / "bert")
         assert done.returncode == 0, done.stderr
-        cls.process = subprocess.Popen([BINARY, "serve", TINY / "llama", "--port", "0", "--threads", "2", "--context", "512", "--rag-index", cls.folder,
-                                        "--rag-model", TINY / "bert"], stdout=subprocess.PIPE, text=True)
-        cls.addClassCleanup(cls.process.stdout.close)
-        output = ""
-        while "ready at" not in output:
-            line = cls.process.stdout.readline()
-            assert line, output
-            output += line
-        cls.url = re.search(r"http://\S+", output).group()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.process.terminate()
-        assert cls.process.wait(timeout=60) == 0
+        cls.server = Serve(TINY / "llama", "--threads", 2, "--context", 512, "--rag-index", cls.folder, "--rag-model", TINY / "bert")
+        cls.addClassCleanup(cls.server.__exit__)
 
     def post(self, body, path="/v1/rag/query"):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as e:
-            return e.code, e.read().decode()
+        status, _, text = self.server.send(path, body)
+        return status, text
 
     def ask(self, **body):
         status, text = self.post(body)
@@ -84,11 +65,9 @@ class Rag(unittest.TestCase):
         self.assertEqual(streamed, whole)
 
     def test_about_and_description(self):
-        with urllib.request.urlopen(self.url + "/v1/rag", timeout=60) as response:
-            about = json.load(response)
+        about = json.loads(self.server.get("/v1/rag"))
         self.assertEqual((about["object"], about["passages"], about["files"]), ("rag.index", 3, 3))
-        with urllib.request.urlopen(self.url + "/openapi.json", timeout=60) as response:
-            self.assertIn("/v1/rag/query", json.load(response)["paths"])
+        self.assertIn("/v1/rag/query", json.loads(self.server.get("/openapi.json"))["paths"])
 
     def test_errors(self):
         for body, param in (({}, "query"), ({"query": 3}, "query"), ({"query": ""}, "query"), ({"query": "x", "top": 0}, "top"),
@@ -106,18 +85,10 @@ class Rag(unittest.TestCase):
         self.assertEqual((done.returncode, "was made with" in done.stderr), (2, True), done.stderr)
 
     def test_without_an_index(self):
-        process = subprocess.Popen([BINARY, "serve", TINY / "llama", "--port", "0", "--threads", "1"], stdout=subprocess.PIPE, text=True)
-        try:
-            url = re.search(r"http://\S+", next(line for line in process.stdout if "ready at" in line)).group()
-            with urllib.request.urlopen(url + "/v1/rag", timeout=60) as response:
-                self.assertEqual(json.load(response)["passages"], 0)
-            request = urllib.request.Request(url + "/v1/rag/query", b'{"query": "x"}', {"content-type": "application/json"})
-            with self.assertRaises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(request, timeout=60)
-            self.assertEqual((caught.exception.code, json.load(caught.exception)["error"]["code"]), (404, "no_index"))
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
+        with Serve(TINY / "llama", "--threads", 1) as server:
+            self.assertEqual(json.loads(server.get("/v1/rag"))["passages"], 0)
+            status, _, answer = server.post("/v1/rag/query", query="x")
+            self.assertEqual((status, answer["error"]["code"]), (404, "no_index"))
 
 
 if __name__ == "__main__":

@@ -45,15 +45,20 @@ class Serve:
             self.process.stdout.close()
         assert code == 0, code
 
-    def post(self, path, **body):
-        """(status, headers, JSON)"""
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    def send(self, path, body, **headers):
+        """(status, headers, text)"""
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json", **headers})
         try:
             with urllib.request.urlopen(request, timeout=60) as r:
-                return r.status, r.headers, json.load(r)
+                return r.status, r.headers, r.read().decode()
         except urllib.error.HTTPError as e:
             with e:
-                return e.code, e.headers, json.load(e)
+                return e.code, e.headers, e.read().decode()
+
+    def post(self, path, **body):
+        """(status, headers, JSON)"""
+        status, headers, text = self.send(path, body)
+        return status, headers, json.loads(text)
 
     def get(self, path):
         with urllib.request.urlopen(self.url + path, timeout=60) as r:

@@ -70,7 +70,7 @@ class Linear final : public CpuOp {
   const Weight& w_;
 };
 
-// embed: rows of a matrix by id.
+// embed: rows of a matrix by id; a negative id gives zeros.
 class Embed final : public CpuOp {
  public:
   explicit Embed(const OpSite& site) : w_(site.in[1].weight) { need_matrix(site, w_); }
@@ -78,8 +78,12 @@ class Embed final : public CpuOp {
     const int32_t* ids = in[0].i32();
     auto [begin, end] = rows(in[0], c);
     for (int64_t i = begin; i < end; ++i) {
-      TK_CHECK(ids[i] >= 0 && ids[i] < w_->n, "embed: id {} of {}", ids[i], w_->n);
-      w_->decode_row(c.kernels, ids[i], out[0].f32() + i * w_->k);
+      TK_CHECK(ids[i] < w_->n, "embed: id {} of {}", ids[i], w_->n);
+      float* to = out[0].f32() + i * w_->k;
+      if (ids[i] < 0)
+        std::fill_n(to, w_->k, 0.0f);
+      else
+        w_->decode_row(c.kernels, ids[i], to);
     }
   }
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,

@@ -41,6 +41,7 @@ class DecoderFinder {
     if (residual->op == "gather") residual = producer(*residual, 0);  // the rows with outputs
     while (residual->op == "add") residual = read_layer(*residual);
     require(*residual, "embed");
+    if (residual->in[0].kind != CallArg::Kind::kInput) refuse("ids that are computed");
     out_.embedding = weight(residual->in[1]);
     std::reverse(out_.layers.begin(), out_.layers.end());
     if (out_.layers.empty()) refuse("no layers");

@@ -266,7 +266,7 @@ Module tangled(size_t nodes) {
 }
 
 TEST_F(FuseTest, TheSearchHasABudget) {
-  for (size_t nodes : {200, 1000}) {  // without a budget the first takes a minute
+  for (size_t nodes : {200, 400}) {  // without a budget the first takes a minute
     Module module = tangled(nodes);
     FusionReport report;
     Function& fn = fuse(module, &report);
