@@ -181,6 +181,7 @@ class Translator {
     for (char c : name)
       if (c != '_' && c != ' ' && c != '-')
         key += static_cast<char>(tolower(static_cast<unsigned char>(c)));
+    if (key == "word" && !in_class) return char_set(kWordAlone, head[1] == 'P', false);
     if (const std::string_view set = regex_named_set(key, false); !set.empty())
       return char_set(set, head[1] == 'P', in_class);
     if (const std::string_view to = regex_property_name(key); !to.empty())

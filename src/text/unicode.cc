@@ -252,7 +252,8 @@ void append_title(std::string& out, char32_t c) {
   std::string upper;
   append_upper(upper, c);
   const size_t first = utf8_decode(upper, 0).length;
-  if (one != c || first == upper.size()) return utf8_append(out, one);
+  // utf8proc has the capital letter for U+00DF, which Python writes as two.
+  if ((one != c && c != 0xDF) || first == upper.size()) return utf8_append(out, one);
   out += upper.substr(0, first);
   out += c == 0x149 ? upper.substr(first) : to_lower(upper.substr(first));
 }

@@ -280,6 +280,8 @@ TEST(Regex, SyntaxOfTokenizers) {
                     "ax\xE4\xBD\xA0"
                     "ccb"),
             (List{"a", "\xE4\xBD\xA0", "cc", "b"}));
+  EXPECT_EQ(matches(R"(\p{ID_Start}\p{ID_Continue}*|\p{Math})", "a1 + 2b"), (List{"a1", "+", "b"}));
+  EXPECT_EQ(matches(R"(\p{Word}+)", "²a-"), List{"²a"});  // as \w
   EXPECT_THROW(Regex("\\x{zz}"), Error);
   EXPECT_EQ(matches(R"([\W&&[^ ]]+)", "a -b"), (List{"-"}));
   EXPECT_EQ(matches(R"(\d{1,3}(?=(?:\d{3})*\b))", "1234567 12a"), (List{"1", "234", "567"}));

@@ -335,8 +335,8 @@ std::string lower_ending(const fs::path& path) {
 void check_target(const ConvertOptions& options, bool gguf) {
   std::error_code ec;
   // A folder may have any name, but whoever writes one of these means a file.
-  for (const char* ending : {".bin", ".ggml", ".json", ".onnx", ".pt", ".pth", ".safetensors",
-                             ".tkm", ".txt", ".zip"})
+  for (const char* ending :
+       {".bin", ".ggml", ".json", ".onnx", ".pt", ".pth", ".safetensors", ".tkm", ".txt", ".zip"})
     if (lower_ending(options.out) == ending && !fs::is_directory(options.out, ec))
       fail(ErrorCode::kInvalidArgument,
            "{}: {} files are not written; OUT is a file that ends in .gguf, or a folder for "

@@ -198,10 +198,8 @@ Val map(Interp& i, const Val& v, Args& args) {
   const Val* attribute = args.keyword("attribute");
   if (args.pos.empty() && attribute) {
     const Val* fallback = args.keyword("default");
-    for (const Val& item : i.iterate(v)) {
-      Val found = attribute_path(i, item, *attribute);
-      out.push_back(found.is_undefined() && fallback ? *fallback : std::move(found));
-    }
+    for (const Val& item : i.iterate(v))
+      out.push_back(attribute_path(i, item, *attribute, fallback));
     return i.generator(std::move(out));
   }
   if (args.pos.empty()) raise("map requires a filter argument");
@@ -252,8 +250,7 @@ Val groupby(Interp& i, const Val& v, Args& args) {
   const bool cased = flag(args, 2, "case_sensitive", false);
   std::vector<std::pair<Val, Val>> keyed;
   for (Val& item : i.iterate(v)) {
-    Val key = attribute_path(i, item, *attribute);
-    if (key.is_undefined() && fallback) key = *fallback;
+    Val key = attribute_path(i, item, *attribute, fallback);
     keyed.emplace_back(cased ? key : fold(i, key), std::move(item));
   }
   i.spend(keyed.size() * 4);
@@ -267,8 +264,7 @@ Val groupby(Interp& i, const Val& v, Args& args) {
     size_t b = a;
     for (; b < keyed.size() && equal(keyed[b].first, keyed[a].first); ++b)
       group.push_back(keyed[b].second);
-    Val key = attribute_path(i, group[0], *attribute);
-    if (key.is_undefined() && fallback) key = *fallback;
+    Val key = attribute_path(i, group[0], *attribute, fallback);
     out.push_back(i.heap().flavored({key, i.list(std::move(group))}, Flavor::kGroup));
     a = b;
   }
@@ -334,7 +330,11 @@ Val tojson(Interp& i, const Val& v, Args& args) {
   if (const Val* a = given(0, "ensure_ascii")) style.ascii = truthy(*a);
   const Val* indent = given(1, "indent");
   if (indent) {
-    style.indent = static_cast<int>(std::clamp<int64_t>(int_arg(*indent, "indent"), 0, 64));
+    style.indent =
+        indent->is_string()
+            ? indent->str()
+            : std::string(
+                  static_cast<size_t>(std::clamp<int64_t>(int_arg(*indent, "indent"), 0, 64)), ' ');
     style.newline_indent = true;
     style.item_separator = ",";
   }
@@ -361,8 +361,11 @@ Val from_json(Interp& i, const Val& v, Args&) {
 }  // namespace
 
 // "a.b.0": attributes and items, one after the other.
-Val attribute_path(Interp& i, const Val& v, const Val& path) {
-  if (path.is_integral()) return i.item(v, path);
+Val attribute_path(Interp& i, const Val& v, const Val& path, const Val* fallback) {
+  const auto found = [&](Val part) {
+    return part.is_undefined() && fallback && !fallback->is_none() ? *fallback : std::move(part);
+  };
+  if (path.is_integral()) return found(i.item(v, path));
   const std::string& text = str_arg(path, "an attribute");
   Val at = v;
   size_t begin = 0;
@@ -372,8 +375,8 @@ Val attribute_path(Interp& i, const Val& v, const Val& path) {
         text.substr(begin, dot == std::string::npos ? std::string::npos : dot - begin);
     const bool number = !part.empty() && std::all_of(part.begin(), part.end(),
                                                      [](char c) { return c >= '0' && c <= '9'; });
-    at = number && part.size() < 10 ? i.item(at, Val::integer(std::stoll(part)))
-                                    : i.item(at, i.str(part));
+    at = found(
+        i.item(at, number && part.size() < 10 ? Val::integer(std::stoll(part)) : i.str(part)));
     if (dot == std::string::npos) return at;
     begin = dot + 1;
   }

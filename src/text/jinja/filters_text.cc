@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "text/jinja/filters.h"
 #include "text/unicode.h"
@@ -21,19 +22,20 @@ Val trim(Interp& i, const Val& v, Args& args) {
 
 // Words begin after white space, - and opening brackets.
 Val title(Interp& i, const Val& v, Args&) {
-  std::string out;
+  std::string out, rest;  // rest: of a word after its first character
   bool start = true;
   const std::string text = to_str(v);
   for (size_t pos = 0; pos < text.size();) {
     const Utf8Char c = utf8_decode(text, pos);
-    pos += c.length;
     if (start) {
       append_upper(out, c.cp);
     } else {
-      append_lower(out, c.cp);
+      rest.append(text, pos, c.length);
     }
+    pos += c.length;
     start = is_py_space(c.cp) || c.cp == '-' || c.cp == '(' || c.cp == '{' || c.cp == '[' ||
             c.cp == '<';
+    if (start || pos == text.size()) out += to_lower_words(std::exchange(rest, {}));
   }
   return i.str(std::move(out));
 }
@@ -84,6 +86,7 @@ Val escape(Interp& i, const Val& v, Args&) {
   if (v.is_string() && v.text()->markup) return v;
   return i.str(html_escape(to_str(v)), true);
 }
+Val forceescape(Interp& i, const Val& v, Args&) { return i.str(html_escape(to_str(v)), true); }
 Val safe(Interp& i, const Val& v, Args&) { return i.str(to_str(v), true); }
 
 Val center(Interp& i, const Val& v, Args& args) {
@@ -338,15 +341,28 @@ std::string html_escape(std::string_view text) {
 }
 
 void add_text_filters(std::unordered_map<std::string_view, FilterFn>& table) {
-  const std::pair<std::string_view, FilterFn> more[] = {
-      {"upper", upper},         {"lower", lower},         {"capitalize", capitalize},
-      {"string", string},       {"safe", safe},           {"trim", trim},
-      {"strip", trim},          {"title", title},         {"replace", replace},
-      {"indent", indent},       {"format", format},       {"e", escape},
-      {"escape", escape},       {"forceescape", escape},  {"center", center},
-      {"truncate", truncate},   {"wordcount", wordcount}, {"wordwrap", wordwrap},
-      {"urlencode", urlencode}, {"striptags", striptags}, {"filesizeformat", filesizeformat},
-      {"pprint", pprint}};
+  const std::pair<std::string_view, FilterFn> more[] = {{"upper", upper},
+                                                        {"lower", lower},
+                                                        {"capitalize", capitalize},
+                                                        {"string", string},
+                                                        {"safe", safe},
+                                                        {"trim", trim},
+                                                        {"strip", trim},
+                                                        {"title", title},
+                                                        {"replace", replace},
+                                                        {"indent", indent},
+                                                        {"format", format},
+                                                        {"e", escape},
+                                                        {"escape", escape},
+                                                        {"forceescape", forceescape},
+                                                        {"center", center},
+                                                        {"truncate", truncate},
+                                                        {"wordcount", wordcount},
+                                                        {"wordwrap", wordwrap},
+                                                        {"urlencode", urlencode},
+                                                        {"striptags", striptags},
+                                                        {"filesizeformat", filesizeformat},
+                                                        {"pprint", pprint}};
   for (const auto& entry : more) table.insert(entry);
 }
 

@@ -128,7 +128,7 @@ StmtPtr Parser::statement() {
   StmtPtr s = make(Stmt::Type::kBody);
   if (name == "generation" || name == "block" || name == "autoescape") {
     const std::string end = "end" + take().text;
-    s->type = end == "endgeneration" ? Stmt::Type::kBody : Stmt::Type::kScope;
+    s->type = Stmt::Type::kScope;
     std::string block;
     if (end == "endblock") {
       block = expect_any_name("the block's name");

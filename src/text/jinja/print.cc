@@ -118,7 +118,7 @@ std::string json_key(const Val& key) {
 
 void newline(std::string& out, const JsonStyle& style, int depth) {
   out += '\n';
-  out.append(static_cast<size_t>(std::max(0, style.indent)) * static_cast<size_t>(depth), ' ');
+  for (int level = 0; level < depth; ++level) out += style.indent;
 }
 
 }  // namespace
