@@ -67,6 +67,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
   model.dola_layers = loaded.engine->config().layers;
   model.shares_embedding = shares_embedding(loaded.source->plans());
+  model.facts = facts_of(*loaded.source);
   model.jump_forward = flags.sampling.jump_forward;
   model.created = unix_seconds();
   OpenOptions options = flags.model;

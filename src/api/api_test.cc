@@ -342,7 +342,10 @@ TEST(Api, AStreamKeepsItsModel) {
 }
 
 TEST(Api, TheModelsOwnSamplingDefaults) {
+  EXPECT_FALSE(sets_sampling({.max_tokens = 3, .seed = 7}));
+  EXPECT_TRUE(sets_sampling({.top_k = 0}) && sets_sampling({.guidance_scale = 1.0f}));
   EXPECT_EQ(llama().defaults().temperature, 1.0f);
+  EXPECT_EQ(llama().defaults().mirostat_tau, 5.0f);
   Folder folder;
   fs::path path = with_generation_config(folder, R"({"temperature": 0.0, "top_k": 7})");
   Model model(path.string());

@@ -59,16 +59,15 @@ std::vector<int64_t> kv_blocks_of(const OpenOptions& o, const PlanSet& plans,
 }
 
 // What the model's makers recommend, where they say so.
-SampleSpec model_defaults(const std::string& path, const ModelSource& source, bool* given) {
+std::optional<SampleSpec> model_defaults(const std::string& path, const ModelSource& source) {
   if (const auto* bundle = dynamic_cast<const BundleModel*>(&source)) {
     const Value* config = bundle->meta().find("generation_config");
-    if (config && config->is_object()) return sampling_defaults(*config, given);
+    if (config && config->is_object()) return sampling_defaults(*config);
   } else if (fs::path file = fs::path(path) / "generation_config.json"; fs::is_regular_file(file)) {
     Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
-    return config.is_object() ? sampling_defaults(config, given) : SampleSpec{};
+    return config.is_object() ? sampling_defaults(config) : std::nullopt;
   }
-  return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata(), given)
-                                       : SampleSpec{};
+  return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata()) : std::nullopt;
 }
 
 std::string named_template(const TokenizerSpec& spec, const std::string& given) {
@@ -166,7 +165,9 @@ LoadedModel load_model(const OpenOptions& asked) {
   model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
   if (const std::string& source = model.tokenizer->spec().chat_template; !source.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(source));
-  model.defaults = model_defaults(o.model, *setup.source, &model.has_defaults);
+  std::optional<SampleSpec> defaults = model_defaults(o.model, *setup.source);
+  model.has_defaults = defaults.has_value();
+  model.defaults = defaults.value_or(SampleSpec{});
   model.defaults.rejection = speculative.rejection;
   model.embedding = setup.source->embedding();
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);

@@ -9,22 +9,47 @@
 namespace tokamak {
 namespace {
 
+// The options that are sampling parameters, by their names in engine/sample_params.h.
+struct SamplingOption {
+  std::string_view name;
+  std::optional<float> GenerateOptions::*number = nullptr;  // one of the two is set
+  std::optional<int32_t> GenerateOptions::*integer = nullptr;
+
+  std::optional<double> of(const GenerateOptions& o) const {
+    if (integer) return o.*integer;
+    return o.*number;
+  }
+};
+constexpr SamplingOption kSamplingOptions[] = {
+    {"temperature", &GenerateOptions::temperature},
+    {"top_k", nullptr, &GenerateOptions::top_k},
+    {"top_p", &GenerateOptions::top_p},
+    {"min_p", &GenerateOptions::min_p},
+    {"typical_p", &GenerateOptions::typical_p},
+    {"repetition_penalty", &GenerateOptions::repetition_penalty},
+    {"presence_penalty", &GenerateOptions::presence_penalty},
+    {"frequency_penalty", &GenerateOptions::frequency_penalty},
+    {"repeat_last_n", nullptr, &GenerateOptions::repeat_last_n},
+    {"top_n_sigma", &GenerateOptions::top_n_sigma},
+    {"xtc_probability", &GenerateOptions::xtc_probability},
+    {"xtc_threshold", &GenerateOptions::xtc_threshold},
+    {"dynatemp_range", &GenerateOptions::dynatemp_range},
+    {"dynatemp_exponent", &GenerateOptions::dynatemp_exponent},
+    {"mirostat", nullptr, &GenerateOptions::mirostat},
+    {"mirostat_tau", &GenerateOptions::mirostat_tau},
+    {"mirostat_eta", &GenerateOptions::mirostat_eta},
+    {"guidance_scale", &GenerateOptions::guidance_scale},
+};
+
 GenerateOptions options_of(const SampleSpec& spec) {
   GenerateOptions o;
-  o.temperature = spec.temperature;
-  o.top_k = spec.top_k;
-  o.top_p = spec.top_p;
-  o.min_p = spec.min_p;
-  o.typical_p = spec.typical_p;
-  o.repetition_penalty = spec.repetition_penalty;
-  o.presence_penalty = spec.presence_penalty;
-  o.frequency_penalty = spec.frequency_penalty;
-  o.repeat_last_n = spec.penalty_last_n;
-  o.top_n_sigma = spec.top_n_sigma;
-  o.xtc_probability = spec.xtc_probability;
-  o.xtc_threshold = spec.xtc_threshold;
-  o.dynatemp_range = spec.dynatemp_range;
-  o.dynatemp_exponent = spec.dynatemp_exponent;
+  for (const SamplingOption& option : kSamplingOptions) {
+    const SampleSetting& p = sample_param(option.name);
+    if (option.integer)
+      o.*option.integer = spec.*p.integer;
+    else
+      o.*option.number = spec.*p.number;
+  }
   return o;
 }
 
@@ -119,27 +144,8 @@ const char* finish_reason_name(FinishReason reason) {
 
 SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   SampleSpec spec = defaults;
-  auto set = [&](std::string_view name, const auto& value) {
-    if (value) set_sample_param(spec, name, static_cast<double>(*value));
-  };
-  set("temperature", o.temperature);
-  set("top_k", o.top_k);
-  set("top_p", o.top_p);
-  set("min_p", o.min_p);
-  set("typical_p", o.typical_p);
-  set("repetition_penalty", o.repetition_penalty);
-  set("presence_penalty", o.presence_penalty);
-  set("frequency_penalty", o.frequency_penalty);
-  set("repeat_last_n", o.repeat_last_n);
-  set("top_n_sigma", o.top_n_sigma);
-  set("xtc_probability", o.xtc_probability);
-  set("xtc_threshold", o.xtc_threshold);
-  set("dynatemp_range", o.dynatemp_range);
-  set("dynatemp_exponent", o.dynatemp_exponent);
-  set("mirostat", o.mirostat);
-  set("mirostat_tau", o.mirostat_tau);
-  set("mirostat_eta", o.mirostat_eta);
-  set("guidance_scale", o.guidance_scale);
+  for (const SamplingOption& option : kSamplingOptions)
+    if (auto value = option.of(o)) set_sample_param(spec, option.name, *value);
   if (!o.samplers.empty()) spec.order = sample_order(o.samplers);
   set_sample_param(spec, "min_tokens", o.min_tokens);
   normalize_sampling(spec);
@@ -150,10 +156,9 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
 }
 
 bool sets_sampling(const GenerateOptions& o) {
-  return o.temperature || o.top_k || o.top_p || o.min_p || o.typical_p || o.repetition_penalty ||
-         o.presence_penalty || o.frequency_penalty || o.repeat_last_n || o.top_n_sigma ||
-         o.xtc_probability || o.xtc_threshold || o.dynatemp_range || o.dynatemp_exponent ||
-         o.mirostat || o.mirostat_tau || o.mirostat_eta || o.guidance_scale || !o.samplers.empty();
+  return !o.samplers.empty() ||
+         std::any_of(std::begin(kSamplingOptions), std::end(kSamplingOptions),
+                     [&](const SamplingOption& option) { return option.of(o).has_value(); });
 }
 
 void check_generate_options(const GenerateOptions& options) { sample_spec({}, options); }

@@ -43,8 +43,9 @@ bool is_zero_mass(const SampleSetting& p, double value) {
 // {name in the file, name in the table}
 using DefaultNames = std::span<const std::pair<std::string_view, std::string_view>>;
 
-SampleSpec read_defaults(const Value& file, DefaultNames names, bool* given) {
+std::optional<SampleSpec> read_defaults(const Value& file, DefaultNames names) {
   SampleSpec spec;
+  bool any = false;
   for (const auto& [name, param] : names) {
     const SampleSetting& p = sample_param(param);
     const Value* value = file.find(name);
@@ -52,8 +53,9 @@ SampleSpec read_defaults(const Value& file, DefaultNames names, bool* given) {
     double number = value->as_double();
     if (!(number >= p.low && number <= p.high) || is_zero_mass(p, number)) continue;
     set_sample_param(spec, param, number);
-    if (given != nullptr) *given = true;
+    any = true;
   }
+  if (!any) return std::nullopt;
   normalize_sampling(spec);
   return spec;
 }
@@ -144,7 +146,7 @@ void normalize_sampling(SampleSpec& spec) {
   }
 }
 
-SampleSpec sampling_defaults(const Value& config, bool* given) {
+std::optional<SampleSpec> sampling_defaults(const Value& config) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"temperature", "temperature"},
       {"top_k", "top_k"},
@@ -152,10 +154,10 @@ SampleSpec sampling_defaults(const Value& config, bool* given) {
       {"min_p", "min_p"},
       {"typical_p", "typical_p"},
       {"repetition_penalty", "repetition_penalty"}};
-  return read_defaults(config, kNames, given);
+  return read_defaults(config, kNames);
 }
 
-SampleSpec gguf_sampling_defaults(const Value& metadata, bool* given) {
+std::optional<SampleSpec> gguf_sampling_defaults(const Value& metadata) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"general.sampling.temp", "temperature"},
       {"general.sampling.top_k", "top_k"},
@@ -164,7 +166,7 @@ SampleSpec gguf_sampling_defaults(const Value& metadata, bool* given) {
       {"general.sampling.xtc_probability", "xtc_probability"},
       {"general.sampling.xtc_threshold", "xtc_threshold"},
       {"general.sampling.penalty_repeat", "repetition_penalty"}};
-  return read_defaults(metadata, kNames, given);
+  return read_defaults(metadata, kNames);
 }
 
 }  // namespace tokamak

@@ -2,6 +2,7 @@
 // The sampling parameters by name: one table of ranges for the HTTP API, the C++ API and the
 // command line.
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,9 +43,9 @@ void check_logit_bias(const SampleSpec& spec, int64_t vocab);
 void normalize_sampling(SampleSpec& spec);
 
 // The values of a model's generation_config.json. What is absent or out of range keeps the
-// default. *given is set to true if there is any that counts, also one that equals its default.
-SampleSpec sampling_defaults(const Value& generation_config, bool* given = nullptr);
+// default; nullopt: it has no value that counts.
+std::optional<SampleSpec> sampling_defaults(const Value& generation_config);
 // The same from the metadata of a GGUF file (general.sampling.*).
-SampleSpec gguf_sampling_defaults(const Value& metadata, bool* given = nullptr);
+std::optional<SampleSpec> gguf_sampling_defaults(const Value& metadata);
 
 }  // namespace tokamak

@@ -41,9 +41,11 @@ TEST(SampleParams, NormalizeMapsTheSpellingsOfOffAndGreedy) {
 }
 
 TEST(SampleParams, DefaultsOfGenerationConfig) {
-  SampleSpec s = sampling_defaults(parse_json(
+  auto given = sampling_defaults(parse_json(
       R"({"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "typical_p": 0.5,
           "repetition_penalty": 1.25, "eos_token_id": [1, 2], "do_sample": true})"));
+  ASSERT_TRUE(given);
+  const SampleSpec& s = *given;
   EXPECT_EQ(s.temperature, 0.5f);
   EXPECT_EQ(s.top_k, 20);
   EXPECT_EQ(s.top_p, 0.75f);
@@ -51,31 +53,24 @@ TEST(SampleParams, DefaultsOfGenerationConfig) {
   EXPECT_EQ(s.typical_p, 0.5f);
   EXPECT_EQ(s.repetition_penalty, 1.25f);
   for (const char* odd : {"[]", "null", "{}", R"({"top_p": 0, "typical_p": 0})",
-                          R"({"temperature": "hot", "top_k": -5, "top_p": 9, "min_p": null})"}) {
-    bool given = false;
-    SampleSpec plain = sampling_defaults(parse_json(odd), &given);
-    EXPECT_FALSE(given) << odd;
-    EXPECT_EQ(plain.temperature, 1.0f) << odd;
-    EXPECT_EQ(plain.top_k, 0) << odd;
-    EXPECT_EQ(plain.top_p, 1.0f) << odd;
-    EXPECT_EQ(plain.typical_p, 1.0f) << odd;
-  }
-  bool given = false;
-  sampling_defaults(parse_json(R"({"temperature": 1.0})"), &given);
-  EXPECT_TRUE(given);
+                          R"({"temperature": "hot", "top_k": -5, "top_p": 9, "min_p": null})"})
+    EXPECT_FALSE(sampling_defaults(parse_json(odd))) << odd;
+  EXPECT_TRUE(sampling_defaults(parse_json(R"({"temperature": 1.0})")));  // also the default
 }
 
 TEST(SampleParams, DefaultsOfGgufMetadata) {
-  SampleSpec s = gguf_sampling_defaults(parse_json(
+  auto given = gguf_sampling_defaults(parse_json(
       R"({"general.sampling.temp": 0.5, "general.sampling.top_k": 20,
           "general.sampling.top_p": 0.75, "general.sampling.min_p": 0.125,
           "general.sampling.penalty_repeat": 1.25, "general.name": "x"})"));
+  ASSERT_TRUE(given);
+  const SampleSpec& s = *given;
   EXPECT_EQ(s.temperature, 0.5f);
   EXPECT_EQ(s.top_k, 20);
   EXPECT_EQ(s.top_p, 0.75f);
   EXPECT_EQ(s.min_p, 0.125f);
   EXPECT_EQ(s.repetition_penalty, 1.25f);
-  EXPECT_EQ(gguf_sampling_defaults(parse_json("{}")).temperature, 1.0f);
+  EXPECT_FALSE(gguf_sampling_defaults(parse_json("{}")));
 }
 
 }  // namespace

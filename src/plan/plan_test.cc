@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "plan/dispatch.h"
 #include "plan/embedding_spec.h"
+#include "plan/model_source.h"
 
 namespace tokamak {
 namespace {
@@ -339,6 +340,60 @@ TEST(PlanText, ShowsTheCalls) {
                            "return logits = v2@0:f32[T, 8]"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+}
+
+// A source with plans and metadata only.
+struct PlainSource final : ModelSource {
+  PlanSet set;
+  Value about;
+  const PlanSet& plans() const override { return set; }
+  const WeightSource& weights() const override { return table; }
+  const TokenizerSpec& tokenizer() const override { return vocabulary; }
+  const Value& metadata() const override { return about; }
+  const EmbeddingSpec& embedding() const override { return vectors; }
+  WeightTable table;
+  TokenizerSpec vocabulary;
+  EmbeddingSpec vectors;
+};
+
+TEST(ModelFacts, TensorsCountOnceAndTheCommonTypeIsNamed) {
+  auto weight = [](const char* name, const char* source, DType dtype, std::vector<int64_t> dims) {
+    WeightEntry w;
+    w.name = name;
+    w.dtype = dtype;
+    w.dims = std::move(dims);
+    w.recipe.sources = {source};
+    return w;
+  };
+  PlainSource source;
+  source.about = Value::Object{{"general.architecture", "qwen2"}};
+  source.set.hidden = 64;
+  source.set.layers = 3;
+  source.set.weights = {weight("table", "embed", DType::kF16, {100, 64}),
+                        weight("head", "embed", DType::kF16, {100, 64}),
+                        weight("up", "up", DType::kQ4_0, {640, 64}),
+                        weight("norm", "norm", DType::kF32, {64})};
+  ModelFacts facts = facts_of(source);
+  EXPECT_EQ(facts.parameters, 6400 + 40960 + 64);
+  EXPECT_EQ(facts.quantization, "Q4_0");
+  EXPECT_EQ(facts.format + " " + facts.architecture, "gguf qwen2");
+  EXPECT_EQ(facts.hidden, 64);
+  EXPECT_EQ(facts.layers, 3);
+  source.about = Value::Object{{"model_type", "llama"}};
+  EXPECT_EQ(facts_of(source).format + " " + facts_of(source).architecture, "safetensors llama");
+  EXPECT_EQ(facts_of(PlainSource{}).parameters, 0);
+}
+
+TEST(ModelFacts, ParametersAreWrittenAsByOllama) {
+  for (auto [parameters, text] :
+       std::initializer_list<std::pair<int64_t, const char*>>{{0, ""},
+                                                              {999, "999"},
+                                                              {47424, "47K"},
+                                                              {134515008, "134.52M"},
+                                                              {22000000, "22M"},
+                                                              {8030261248, "8.0B"},
+                                                              {70000000000, "70B"}})
+    EXPECT_EQ(parameters_text(parameters), text);
 }
 
 TEST(EmbeddingSpec, PromptForAKindOfText) {

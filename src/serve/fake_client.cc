@@ -93,6 +93,7 @@ ServedModel fake_model(std::shared_ptr<Client> client) {
   model.max_model_len = 4096;
   model.max_sequences = 4;
   model.created = 1700000000;
+  model.facts = {"gguf", "llama", "Q4_0", 134515008, 576, 30};
   return model;
 }
 

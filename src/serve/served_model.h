@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/client.h"
+#include "engine/model_facts.h"
 #include "text/chat_template.h"
 #include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
@@ -57,7 +58,8 @@ struct ServedModel {
   EmbeddingSpec embedding;
   std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
   int64_t vector_width = 0;                          // numbers of an embedding
-  std::string fingerprint;                           // of weights and numerics; "" = none known
+  ModelFacts facts;
+  std::string fingerprint;  // of weights and numerics; "" = none known
 };
 
 }  // namespace tokamak

@@ -252,7 +252,7 @@ class Responses(Compat):
     def test_errors(self):
         for body, param in (({}, "input"), ({"input": 3}, "input"), ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
                             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-                            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": "x", "background": True}, "background"),
+                            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": "x", "background": 1}, "background"),
                             ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "max_output_tokens": 0}, "max_output_tokens")):
             self.assertEqual(self.post(self.PATH, body, status=400)["error"]["param"], param)
         got = named_events(self.stream(self.PATH, {"input": "[error]"})[1])
@@ -382,7 +382,15 @@ class Ollama(Compat):
         tags = self.server.json("GET", "/api/tags")[1]["models"]
         self.assertEqual([m["name"] for m in tags], ["fake:latest"])
         self.assertEqual([m["name"] for m in self.server.json("GET", "/api/ps")[1]["models"]], ["fake:latest"])
+        details = {"parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "134.52M",
+                   "quantization_level": "Q4_0"}
+        self.assertEqual(tags[0]["details"], details)
+        self.assertRegex(tags[0]["digest"], r"^[0-9a-f]{64}$")
         show = self.post("/api/show", {"model": "fake"})
+        self.assertEqual(show["details"], details)
+        info = show["model_info"]
+        self.assertEqual([info["general.architecture"], info["general.parameter_count"], info["llama.context_length"],
+                          info["llama.embedding_length"], info["llama.block_count"]], ["llama", 134515008, 4096, 576, 30])
         self.assertIn("messages", show["template"])
         self.assertEqual(show["capabilities"], ["completion", "tools", "thinking"])
         version = self.server.json("GET", "/api/version")[1]["version"]

@@ -94,6 +94,13 @@ class OnDemand(unittest.TestCase):
         tags = json.loads(self.server.get("/api/tags"))["models"]
         self.assertEqual([m["name"] for m in tags], [f"{n}:latest" for n in NAMES + ["damaged"]])
         self.assertEqual(answer(self.server, "gpt2"), self.want["gpt2"])
+        for m in json.loads(self.server.get("/api/tags"))["models"]:  # also of models that are not loaded
+            self.assertRegex(m["digest"], r"^[0-9a-f]{64}$")
+        one = self.server.post("/api/show", model="gpt2")[2]
+        self.assertEqual((one["details"]["family"], one["model_info"]["general.architecture"]), ("gpt2", "gpt2"))
+        self.assertRegex(one["details"]["parameter_size"], r"^[0-9.]+[KM]$")
+        self.assertRegex(one["details"]["quantization_level"], r"^(F32|F16|BF16|Q[0-9A-Z_]+)$")
+        self.assertEqual(one["capabilities"][0], "completion")
 
 
 class Recurrent(unittest.TestCase):

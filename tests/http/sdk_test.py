@@ -84,8 +84,23 @@ class Sdk(unittest.TestCase):
         for kind in ("response.created", "response.reasoning_text.delta", "response.output_text.done", "response.function_call_arguments.done",
                      "response.completed"):
             self.assertIn(kind, kinds)
+
+    def test_background(self):
+        answer = self.client.responses.create(model="fake", input="[say one]", background=True)
+        self.assertEqual((answer.status, answer.background), ("queued", True))
+        while answer.status in ("queued", "in_progress"):
+            answer = self.client.responses.retrieve(answer.id)
+        self.assertEqual((answer.status, answer.output_text), ("completed", "one"))
+        held = self.client.responses.create(model="fake", input="[hold]", background=True)
+        self.assertEqual(self.client.responses.cancel(held.id).status, "cancelled")
+        stream = self.client.responses.create(model="fake", input="[slow 10][say one two]", background=True, stream=True)
+        first = next(iter(stream))
+        stream.close()
+        rest = list(self.client.responses.retrieve(first.response.id, stream=True, starting_after=first.sequence_number))
+        self.assertEqual(rest[0].sequence_number, 1)
+        self.assertEqual(rest[-1].response.output_text, "one two")
         with self.assertRaises(openai.BadRequestError):
-            self.client.responses.create(model="fake", input="x", background=True)
+            self.client.responses.create(model="fake", input="x", background=True, store=False)
 
     def test_errors(self):
         with self.assertRaises(openai.BadRequestError) as caught:

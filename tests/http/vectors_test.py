@@ -212,6 +212,7 @@ class Vectors(Served):
         except ImportError:
             self.skipTest("ollama is not installed")
         client = ollama.Client(host=self.url)
+        self.assertEqual([client.show(m).capabilities[0] for m in ("bert", "qwen3")], ["embedding", "completion"])
         answer = client.embed(model="bert:latest", input=TEXTS, keep_alive="5m", options={"num_ctx": 128})
         for vector, other in zip(self.embed(TEXTS), answer.embeddings, strict=True):
             self.assertGreater(cosine(vector, other), 1 - 1e-9)

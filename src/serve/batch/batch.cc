@@ -45,6 +45,8 @@ BatchRequest parse_line(std::string_view line, const std::string& endpoint) {
     fail(ErrorCode::kInvalidArgument, "body is missing or not an object");
   if (body->get_bool("stream", false))
     fail(ErrorCode::kInvalidArgument, "answers of a batch cannot be streamed");
+  if (body->get_bool("background", false))
+    fail(ErrorCode::kInvalidArgument, "a batch is in the background already; leave out background");
   return {id->as_string(), dump_json(*body)};
 }
 

@@ -21,13 +21,22 @@ using ErrorForm = http::Response (*)(http::Response response);
 // Rewrites the body of a request.
 using BodyForm = Value (*)(Value body);
 
+// An answer that the client does not wait for.
+struct Detached {
+  http::ExchangePtr exchange;  // gets the answer
+  // One of these is called: to tell the client, or because the request could not be submitted.
+  std::function<void(const http::ExchangePtr& client)> accepted;
+  std::function<void()> refused;
+};
+
 struct Translated {
   Value body;  // of a chat or completion request
   bool chat = true;
   bool clamp = false;            // shorten an answer length that does not fit the context
   bool penalize_prompt = false;  // SampleSpec::penalize_prompt
   std::function<std::unique_ptr<Shape>(ShapeOptions, const Tokenizer&)> shape;
-  std::optional<http::Response> answer;  // known without generating
+  std::optional<http::Response> answer;          // known without generating
+  std::function<Detached(const Shape&)> detach;  // empty: the client waits
   // For ShapeOptions::settings.
   Value (*settings)(const GenerationParams& params, const ServedModel& model) = nullptr;
 };

@@ -2,6 +2,7 @@
 #include "serve/compat/ollama.h"
 
 #include "base/json.h"
+#include "base/sha256.h"
 #include "serve/compat/fill_in.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
@@ -173,10 +174,15 @@ Translated translate_generate(const Value& body, const Api& api) {
   return out;
 }
 
-Value details() {
-  return Value::Object{{"parent_model", ""},   {"format", "gguf"},
-                       {"family", "tokamak"},  {"families", Value::Array{"tokamak"}},
-                       {"parameter_size", ""}, {"quantization_level", ""}};
+// model: nullptr if it is not loaded.
+Value details(const ServedModel* model) {
+  const ModelFacts facts = model != nullptr ? model->facts : ModelFacts{};
+  return Value::Object{{"parent_model", model != nullptr ? model->parent : ""},
+                       {"format", facts.format},
+                       {"family", facts.architecture},
+                       {"families", Value::Array{facts.architecture}},
+                       {"parameter_size", parameters_text(facts.parameters)},
+                       {"quantization_level", facts.quantization}};
 }
 
 Value list_entry(const ModelRegistry::Listed& model) {
@@ -187,8 +193,8 @@ Value list_entry(const ModelRegistry::Listed& model) {
   entry.set("size",
             static_cast<int64_t>(model.model != nullptr ? model.model->client->memory().weights
                                                         : model.bytes));
-  entry.set("digest", model.model != nullptr ? model.model->fingerprint : "");
-  entry.set("details", details());
+  entry.set("digest", sha256_hex(model.name));  // `ollama list` reads the first 12 characters
+  entry.set("details", details(model.model.get()));
   return entry;
 }
 
@@ -215,20 +221,27 @@ http::Response show(const Api& api, const Value& body) {
   auto model = api.model(plain_name(name ? *name : *older));
   const std::string& chat = pick_chat_template(model->tokenizer->spec(), "", false);
   Value capabilities = Value::array();
-  capabilities.push("completion");
-  if (model->tool_format != nullptr) capabilities.push("tools");
+  if (model->embedding.embeds()) capabilities.push("embedding");
+  if (model->embedding.generates()) capabilities.push("completion");
+  if (model->embedding.generates() && model->tool_format != nullptr) capabilities.push("tools");
   if (thought_marks_of(chat) != nullptr || is_harmony(chat)) capabilities.push("thinking");
   if (can_fill_in(*model->tokenizer)) capabilities.push("insert");
+  const ModelFacts& facts = model->facts;
+  const std::string name_of = facts.architecture.empty() ? "model" : facts.architecture;
   Value info = Value::object();
-  info.set("general.architecture", "tokamak");
-  info.set("tokamak.context_length", model->max_model_len);
-  info.set("tokamak.vocab_size", model->tokenizer->vocab_size());
+  info.set("general.architecture", name_of);
+  info.set("general.basename", model->name);
+  info.set("general.parameter_count", facts.parameters);
+  info.set(name_of + ".context_length", model->max_model_len);
+  info.set(name_of + ".embedding_length", facts.hidden);
+  info.set(name_of + ".block_count", facts.layers);
+  info.set(name_of + ".vocab_size", model->tokenizer->vocab_size());
   Value value = Value::object();
   value.set("modelfile", "FROM " + model->name);
   value.set("parameters", "");
   value.set("template", chat);
   value.set("license", "");
-  value.set("details", details());
+  value.set("details", details(model.get()));
   value.set("model_info", std::move(info));
   value.set("capabilities", std::move(capabilities));
   value.set("modified_at", utc_time(model->created));

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/json.h"
+#include "serve/compat/background.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/list_page.h"
@@ -208,7 +208,6 @@ void read_rest(Fields& fields, Value& out) {
     out.set("logprobs", true);
     out.set("top_logprobs", top.value_or(0));
   }
-  fields.refuse("background", "Answers are computed while the client waits.");
   fields.refuse("conversation", "Use 'previous_response_id'.");
   fields.refuse("prompt", "The server stores no prompts.");
   fields.ignore({"metadata", "parallel_tool_calls", "truncation", "service_tier", "tool_choice",
@@ -222,6 +221,7 @@ Value echo_of(const Value& body) {
     const Value* value = body.find(name);
     out.set(name, value == nullptr || value->is_null() ? std::move(fallback) : *value);
   };
+  set("background", false);
   set("instructions", {});
   set("max_output_tokens", {});
   set("metadata", Value::object());
@@ -243,52 +243,77 @@ Value echo_of(const Value& body) {
   return out;
 }
 
-Translated translate_responses(const Value& body, const std::string& tenant,
+// The conversation so far, for an answer that continues one.
+ResponseStore::Entry previous_of(Fields& fields, const std::string& tenant, ResponseStore& store) {
+  ResponseStore::Entry found;
+  found.messages = found.items = Value::array();
+  auto id = fields.string("previous_response_id");
+  if (!id) return found;
+  auto entry = store.get(tenant, *id);
+  if (!entry)
+    bad_request("previous_response_id", "previous_response_not_found",
+                "Previous response with id '{}' not found.", id->substr(0, 64));
+  if (std::string status = entry->response.get_string("status", "");
+      status != "completed" && status != "incomplete")
+    bad_request("previous_response_id", "invalid_value",
+                "Previous response with id '{}' cannot be continued: its status is '{}'.", *id,
+                status);
+  found.messages = std::move(entry->messages);
+  found.items = std::move(entry->items);
+  for (const Value& item : entry->response.at("output").as_array()) found.items.push(item);
+  return found;
+}
+
+bool reads_background(Fields& fields, bool keeps) {
+  if (!fields.boolean("background").value_or(false)) return false;
+  if (!keeps)
+    bad_request("background", "invalid_value",
+                "Invalid 'background': the answer must be stored; leave out 'store'.");
+  return true;
+}
+
+Translated translate_responses(const Value& body, Api& api, const std::string& tenant,
                                const std::shared_ptr<ResponseStore>& store) {
   Fields fields(body);
   Translated out;
   out.clamp = true;
   out.body = Value::object();
-  Value history = Value::array(), items = Value::array();
-  if (auto previous = fields.string("previous_response_id")) {
-    auto entry = store->get(tenant, *previous);
-    if (!entry)
-      bad_request("previous_response_id", "previous_response_not_found",
-                  "Previous response with id '{}' not found.", previous->substr(0, 64));
-    history = std::move(entry->messages);
-    items = std::move(entry->items);
-    for (const Value& item : entry->response.at("output").as_array()) items.push(item);
-  }
-  add_input(fields, history);
+  ResponseStore::Entry entry = previous_of(fields, tenant, *store);
+  add_input(fields, entry.messages);
   Value messages = Value::array();
   if (auto text = fields.string("instructions"); text && !text->empty())
     messages.push(Value::Object{{"role", "system"}, {"content", std::move(*text)}});
-  for (const Value& message : history.as_array()) messages.push(message);
+  for (const Value& message : entry.messages.as_array()) messages.push(message);
   out.body.set("messages", std::move(messages));
   const bool keeps = fields.boolean("store").value_or(true);
+  entry.background = reads_background(fields, keeps);
   read_rest(fields, out.body);
   log_unknown_fields(fields.unknown());
   ResponsesOptions options;
   options.id = new_id("resp_");
   options.echo = echo_of(body);
-  if (keeps) {
-    list_input(fields.require("input"), items);
-    options.keep = [store, tenant, id = options.id, history = std::move(history),
-                    items = std::move(items)](const Value& response,
-                                              const Value::Array& output) mutable {
-      for (const Value& message : output) history.push(message);
-      store->put(tenant, id, {response, std::move(history), std::move(items)});
-    };
+  if (keeps) list_input(fields.require("input"), entry.items);
+  if (entry.background) {
+    if (fields.boolean("stream").value_or(false)) entry.events = std::make_shared<EventLog>();
+    auto own = std::make_shared<BackgroundAnswer>(api, store, tenant, options.id, entry);
+    out.detach = [own](const Shape& shape) { return own->detach(shape); };
+    options.started = [own] { own->start(); };
+    options.failed = [own](const std::string& why) { own->fail(why); };
   }
+  if (keeps)
+    options.keep = [store, tenant, id = options.id, entry = std::move(entry)](
+                       const Value& response, const Value::Array& output) mutable {
+      entry.response = response;
+      for (const Value& message : output) entry.messages.push(message);
+      if (entry.background)
+        store->replace_running(tenant, id, std::move(entry));
+      else
+        store->put(tenant, id, std::move(entry));
+    };
   out.shape = [options = std::move(options)](ShapeOptions shape, const Tokenizer& tokenizer) {
     return make_responses_shape(std::move(shape), options, tokenizer);
   };
   return out;
-}
-
-[[noreturn]] void not_found(const std::string& id) {
-  throw ApiError(404, fmt::format("Response with id '{}' not found.", id.substr(0, 64)), "id",
-                 "response_not_found");
 }
 
 // A page of what a response was made from: the newest first, unless ?order=asc.
@@ -312,13 +337,14 @@ void add_responses_routes(Api& api, http::Router& router) {
   for (std::string base : {"/v1", ""}) {
     Dialect dialect;
     dialect.translate = [&api, store](Value body, const Request& request) {
-      return translate_responses(body, api.tenant_of(request), store);
+      return translate_responses(body, api, api.tenant_of(request), store);
     };
     router.add("POST", base + "/responses", api.generator(std::move(dialect)));
     router.add(
         "POST", base + "/responses/input_tokens",
         api.with_json([&api, store](http::ExchangePtr exchange, const Value& body, uint64_t) {
-          Translated chat = translate_responses(body, api.tenant_of(exchange->request()), store);
+          Translated chat =
+              translate_responses(body, api, api.tenant_of(exchange->request()), store);
           exchange->respond(
               http::json_response(Value::Object{{"object", "response.input_tokens"},
                                                 {"input_tokens", count_prompt(api, chat.body)}}));
@@ -327,28 +353,25 @@ void add_responses_routes(Api& api, http::Router& router) {
         "GET", base + "/responses/{id...}/input_items",
         api.quick([&api, store](const Request& request) {
           auto entry = store->get(api.tenant_of(request), request.parameter);
-          if (!entry) not_found(request.parameter);
+          if (!entry) response_not_found(request.parameter);
           return http::json_response(input_items(std::move(entry->items.as_array()), request));
         }));
-    router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
-      auto entry = store->get(api.tenant_of(request), request.parameter);
-      if (!entry) not_found(request.parameter);
-      return http::json_response(entry->response);
-    }));
-    // Nothing runs in the background: what has an id has ended.
+    router.add("GET", base + "/responses/{id...}",
+               api.direct([&api, store](const http::ExchangePtr& exchange) {
+                 send_response(api, *store, exchange);
+               }));
     router.add("POST", base + "/responses/{id...}/cancel",
-               api.quick([&api, store](const Request& request) -> http::Response {
-                 if (!store->get(api.tenant_of(request), request.parameter))
-                   not_found(request.parameter);
-                 throw ApiError(400, "Cannot cancel a response that has ended.", "id",
-                                "invalid_value");
+               api.quick([&api, store](const Request& request) {
+                 return http::json_response(cancel_response(api, *store, request));
                }));
     router.add("DELETE", base + "/responses/{id...}",
                api.quick([&api, store](const Request& request) {
-                 if (!store->remove(api.tenant_of(request), request.parameter))
-                   not_found(request.parameter);
-                 return http::json_response(Value::Object{
-                     {"id", request.parameter}, {"object", "response.deleted"}, {"deleted", true}});
+                 const std::string tenant = api.tenant_of(request), &id = request.parameter;
+                 auto entry = store->get(tenant, id);
+                 if (!entry || !store->remove(tenant, id)) response_not_found(id);
+                 if (entry->running) api.abort(tenant, id);
+                 return http::json_response(
+                     Value::Object{{"id", id}, {"object", "response.deleted"}, {"deleted", true}});
                }));
   }
 }

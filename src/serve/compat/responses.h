@@ -9,6 +9,9 @@ namespace tokamak::openai {
 
 struct ResponsesOptions {
   std::string id;
+  // In the background: the first token has come; it failed, with a message. May be empty.
+  std::function<void()> started;
+  std::function<void(const std::string& why)> failed;
   Value echo;  // members of the response that repeat the request
   // Receives a finished response and the messages of its output.
   std::function<void(const Value& response, const Value::Array& output)> keep;

@@ -30,6 +30,10 @@ class ResponsesShape final : public Shape {
   }
 
   bool counts() const override { return options_.timings; }
+  Value queued() const override { return response("queued", nullptr); }
+  void started() override {
+    if (responses_.started) responses_.started();
+  }
 
   void progress(std::string& out, const PromptProgress& progress) override {
     Value::Object members = progress_value(progress, options_.timings).as_object();
@@ -77,6 +81,7 @@ class ResponsesShape final : public Shape {
     value.set("error", Value::Object{{"code", "server_error"},
                                      {"message", inner.get_string("message", "")}});
     send(out, "response.failed", {{"response", std::move(value)}});
+    if (responses_.failed) responses_.failed(inner.get_string("message", ""));
   }
 
   std::string whole(const std::vector<Piece>& choices, const Usage& usage) override {

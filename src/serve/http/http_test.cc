@@ -75,10 +75,33 @@ TEST_F(TurnTest, StreamsInChunks) {
   turn->ping();
   EXPECT_EQ(taken(*turn), "10\r\n0123456789abcdef\r\n8\r\n: ping\n\n\r\n");
   EXPECT_TRUE(last.streaming && !last.done);
-  turn->finish();
+  turn->finish("last");
   turn->write("too late");
-  EXPECT_EQ(taken(*turn), "0\r\n\r\n");
+  turn->probe();
+  EXPECT_EQ(taken(*turn), "4\r\nlast\r\n0\r\n\r\n");
   EXPECT_TRUE(last.done);
+}
+
+TEST_F(TurnTest, AStreamWithoutAConnection) {
+  std::string got;
+  int ends = 0;
+  Turn::Traits traits;
+  traits.pieces = [&](std::string_view bytes, bool end) {
+    got += bytes;
+    ends += end;
+  };
+  auto turn = std::make_shared<Turn>(Request{}, traits, [] {});
+  turn->start_stream({});
+  turn->write("a");
+  turn->finish("b");
+  turn->write("c");
+  EXPECT_EQ(got, "ab");
+  EXPECT_EQ(ends, 1);
+  {
+    auto dropped = std::make_shared<Exchange>(std::make_shared<Turn>(Request{}, traits, [] {}));
+    dropped->start_stream({});
+  }
+  EXPECT_EQ(ends, 2);  // also without an end
 }
 
 TEST_F(TurnTest, LaggingFurtherThanAllowedCutsTheStream) {

@@ -75,7 +75,7 @@ class Exchange {
   void respond(Response response);     // the whole answer; later calls are ignored
   void start_stream(StreamHead head);  // then write ... finish
   void write(std::string_view bytes);
-  void finish();
+  void finish(std::string_view last = {});  // nothing comes between `last` and the end
   // Called once, on an I/O thread, if the client disconnects before the answer is complete;
   // immediately
   // if it already has.

@@ -95,6 +95,10 @@ void Turn::respond(const Response& response) {
 void Turn::start_stream(const StreamHead& head) {
   std::unique_lock lock(mutex_);
   if (state_ != State::kWaiting || gone_) return;
+  if (traits_.pieces) {
+    state_ = State::kStreaming;
+    return;
+  }
   if (traits_.websocket)
     cutter_.start(head.content_type);
   else
@@ -121,16 +125,31 @@ void Turn::append_chunk(std::string_view bytes) {
   unsent_ += "\r\n";
 }
 
+void Turn::end_pieces(std::string_view last, std::unique_lock<std::mutex>& lock) {
+  std::function<void()> gone, stop;  // destroyed after the lock is released
+  gone.swap(on_gone_);
+  stop.swap(on_stop_);
+  state_ = State::kDone;
+  lock.unlock();
+  traits_.pieces(last, true);
+}
+
 void Turn::write(std::string_view bytes) {
   std::unique_lock lock(mutex_);
   if (state_ != State::kStreaming || gone_) return;
+  if (traits_.pieces) {
+    lock.unlock();
+    return traits_.pieces(bytes, false);
+  }
   append_chunk(bytes);
   notify(lock);
 }
 
-void Turn::finish() {
+void Turn::finish(std::string_view last) {
   std::unique_lock lock(mutex_);
   if (state_ != State::kStreaming || gone_) return;
+  if (traits_.pieces) return end_pieces(last, lock);
+  append_chunk(last);
   if (traits_.websocket)
     cutter_.finish(unsent_);
   else if (!traits_.http10 && !traits_.head)
@@ -145,6 +164,7 @@ void Turn::abandon() {
     if (state_ == State::kDone || gone_) return;
     if (state_ ==
         State::kStreaming) {  // the missing last chunk tells the client that it is incomplete
+      if (traits_.pieces) return end_pieces({}, lock);
       cut_ = true;
       state_ = State::kDone;
       notify(lock);
@@ -248,7 +268,7 @@ const Request& Exchange::request() const { return turn_->request(); }
 void Exchange::respond(Response response) { turn_->respond(response); }
 void Exchange::start_stream(StreamHead head) { turn_->start_stream(head); }
 void Exchange::write(std::string_view bytes) { turn_->write(bytes); }
-void Exchange::finish() { turn_->finish(); }
+void Exchange::finish(std::string_view last) { turn_->finish(last); }
 void Exchange::on_gone(std::function<void()> callback) { turn_->on_gone(std::move(callback)); }
 void Exchange::on_stop(std::function<void()> callback) { turn_->on_stop(std::move(callback)); }
 bool Exchange::gone() const { return turn_->gone(); }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "serve/http/message.h"
 #include "serve/http/websocket.h"
@@ -23,6 +24,8 @@ class Turn {
     size_t max_unsent = 0;
     // For requests without a connection: called once with the whole answer, on any thread.
     std::function<void(const Response&)> answer = {};
+    // The same for a stream: called with its bytes, in order, and at its end.
+    std::function<void(std::string_view bytes, bool end)> pieces = {};
   };
   // wake: called (outside the lock) when the connection has work; must be thread-safe and must not
   // keep anything alive.
@@ -34,8 +37,8 @@ class Turn {
   void respond(const Response& response);
   void start_stream(const StreamHead& head);
   void write(std::string_view bytes);
-  void finish();
-  void abandon();  // no answer will follow
+  void finish(std::string_view last);  // nothing comes between `last` and the end
+  void abandon();                      // no answer will follow
   void on_gone(std::function<void()> callback);
   void on_stop(std::function<void()> callback);
   bool gone() const;
@@ -64,6 +67,7 @@ class Turn {
                    const size_t* length);
   void append_chunk(std::string_view bytes);
   void notify(std::unique_lock<std::mutex>& lock);
+  void end_pieces(std::string_view last, std::unique_lock<std::mutex>& lock);
 
   const Request request_;
   Traits traits_;

@@ -161,8 +161,9 @@ void Api::complete(ServedModel& model) const {
 }
 
 Api::~Api() {
-  registry_->stop();  // requests that wait for a model are answered
-  prepare_.reset();   // its jobs may still post to the other pool
+  registry_->stop();                               // requests that wait for a model are answered
+  prepare_.reset();                                // its jobs may still post to the other pool
+  stats_->requests.abort({}, true, std::nullopt);  // those that no connection waits for
   // The connections are closed, so no generation keeps itself alive. The engine may still hold one
   // for a
   // moment; that one must not destroy the engine on the engine's own thread.
@@ -205,10 +206,16 @@ void Api::add_tenant(const http::Request& request, GenerationParams& params) con
 }
 
 http::Handler Api::quick(Answer answer, bool open, ErrorForm form) {
-  return [this, answer = std::move(answer), open, form](http::ExchangePtr exchange) {
+  return direct([answer = std::move(answer)](
+                    http::ExchangePtr exchange) { exchange->respond(answer(exchange->request())); },
+                open, form);
+}
+
+http::Handler Api::direct(http::Handler handler, bool open, ErrorForm form) {
+  return [this, handler = std::move(handler), open, form](http::ExchangePtr exchange) {
     try {
       if (!open) authorise(exchange->request());
-      exchange->respond(answer(exchange->request()));
+      handler(exchange);
     } catch (const std::exception& e) {
       exchange->respond(in_form(form, error_answer(e)));
     }
@@ -358,10 +365,18 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   shape.sampled_probs = params.sample.report_sampled;
   if (asked.settings != nullptr) shape.settings = asked.settings(params, *model);
   auto made = asked.shape(std::move(shape), *model->tokenizer);
-  std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
-                               stats_, context)
-      ->start();
+  std::optional<Detached> detached;
+  if (asked.detach) detached = asked.detach(*made);
+  try {
+    std::make_shared<Generation>(detached ? detached->exchange : exchange, std::move(request),
+                                 std::move(made), *stream_, stats_, context)
+        ->start();
+  } catch (...) {
+    if (detached) detached->refused();
+    throw;
+  }
   if (context.slot != nullptr) context.slot->accept();
+  if (detached) detached->accepted(exchange);
 }
 
 http::Response Api::metrics(const http::Request& request) const {

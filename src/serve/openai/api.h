@@ -59,6 +59,10 @@ class Api {
 
   void add_routes(http::Router& router);
   const GenerationStats& stats() const { return *stats_; }
+  // Ends the request with this id, if it runs and is the tenant's.
+  void abort(const std::string& tenant, const std::string& id) {
+    stats_->requests.abort({id}, false, tenant);
+  }
   // The model of that name (empty: the first). Throws ApiError(404) or ModelNotLoaded: handlers of
   // with_json let that one pass, and are called again when the model is loaded.
   std::shared_ptr<const ServedModel> model(const std::string& name) const;
@@ -67,12 +71,14 @@ class Api {
   std::vector<ModelRegistry::Listed> known_models() const { return registry_->list(); }
   const ApiOptions& options() const { return options_; }
 
-  // For routes of this and of other APIs: a handler that answers on the I/O thread, one on a
-  // worker, one that receives the parsed body there, and one that generates. open: no key is
-  // needed. number: counts the requests of all handlers that are numbered, in the order of arrival.
+  // For routes of this and of other APIs: a handler that answers on the I/O thread (direct: or
+  // passes the exchange on), one on a worker, one that receives the parsed body there, and one that
+  // generates. open: no key is needed. number: counts the requests of all handlers that are
+  // numbered, in the order of arrival.
   using Answer = std::function<http::Response(const http::Request&)>;
   using JsonAnswer = std::function<void(http::ExchangePtr, Value body, uint64_t number)>;
   http::Handler quick(Answer answer, bool open = false, ErrorForm form = nullptr);
+  http::Handler direct(http::Handler handler, bool open = false, ErrorForm form = nullptr);
   http::Handler with_json(JsonAnswer answer, bool numbered = false, ErrorForm form = nullptr);
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);

@@ -242,17 +242,17 @@ void Generation::drain() {
       broken.error = "The server had an error while processing your request.";
       break_off(broken);
     }
-    if (!events_.empty() && exchange_ != nullptr) exchange_->write(events_);
-    events_.clear();
+    if (!over_ && !events_.empty()) exchange_->write(events_);
     if (over_ && exchange_ != nullptr) {
       {
         std::lock_guard lock(mutex_);
         closed_ = true;
         self_.reset();  // not the last reference: the runner of this job holds one
       }
-      exchange_->finish();
+      exchange_->finish(events_);
       exchange_.reset();
     }
+    events_.clear();
   }
 }
 
@@ -265,7 +265,10 @@ void Generation::handle(Arrival& arrival) {
     part.scores.top = std::move(delta.prompt_top);
   }
   if (delta.prompt_done > 0 && arrival.part == 0) report_progress(delta);
-  if (first_token_ == 0 && !delta.ids.empty()) first_token_ = SteadyClock().now();
+  if (first_token_ == 0 && !delta.ids.empty()) {
+    first_token_ = SteadyClock().now();
+    shape_->started();
+  }
   if (delta.choice == 0)
     cached_tokens_ += delta.cached_tokens;  // the other choices share its prompt
   drafted_ += delta.drafted;

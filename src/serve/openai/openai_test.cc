@@ -3,8 +3,10 @@
 #include <chrono>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "base/json.h"
+#include "serve/compat/ollama.h"
 #include "serve/fake_client.h"
 #include "serve/http/turn.h"
 #include "serve/openai/api.h"
@@ -398,6 +400,35 @@ TEST_F(GenerationTest, ManyAtOnceWithClientsLeavingAtAnyMoment) {
     EXPECT_EQ(lines[i].bytes.find("\"error\""), std::string::npos) << lines[i].bytes;
   }
   EXPECT_TRUE(settles());
+}
+
+// A client that sends no more is probed with a space before a line: never after the last one.
+TEST_F(GenerationTest, NothingFollowsTheLastLineOfAHalfClosedClient) {
+  std::string bytes;
+  bool probing = false;
+  std::shared_ptr<http::Turn> turn;
+  turn = std::make_shared<http::Turn>(
+      http::Request{}, http::Turn::Traits{.extra_headers = "", .max_unsent = size_t{1} << 20},
+      [&] {  // sends at once, and probes after everything that was sent
+        if (std::exchange(probing, true)) return;
+        std::string more;
+        turn->take(more);
+        bytes += more;
+        turn->probe();
+        turn->take(more);
+        bytes += more;
+        probing = false;
+      });
+  Prepared request =
+      prepare_completion(parse_json(R"({"prompt": "[say a b]", "stream": true})"), model);
+  auto shape = make_ollama_shape({.model = "fake", .fingerprint = "", .created = 1},
+                                 {false, "fake"}, *model->tokenizer);
+  std::make_shared<Generation>(std::make_shared<http::Exchange>(turn), std::move(request),
+                               std::move(shape), *pool, stats)
+      ->start();
+  ASSERT_TRUE(settles());
+  EXPECT_NE(bytes.find("1\r\n \r\n"), std::string::npos) << bytes;
+  EXPECT_TRUE(bytes.ends_with("}\n\r\n0\r\n\r\n")) << bytes;
 }
 
 TEST_F(GenerationTest, AStopStringEndsTheEnginesWork) {

@@ -264,8 +264,7 @@ void ProgramCall::answer(Value result) {
   for (auto& [key, value] : result.as_object()) answer.set(key, std::move(value));
   log_end(200, "");
   if (streaming_) {
-    exchange_->write(sse(answer) + "data: [DONE]\n\n");
-    exchange_->finish();
+    exchange_->finish(sse(answer) + "data: [DONE]\n\n");
   } else {
     http::Response response = http::json_response(answer);
     response.headers.emplace_back("traceparent", context_.trace.header());
@@ -282,8 +281,7 @@ void ProgramCall::fail_with(const std::exception& error) {
   response.headers.emplace_back("traceparent", context_.trace.header());
   log_end(gone ? 499 : response.status, error.what());
   if (streaming_) {
-    exchange_->write("data: " + response.body + "\n\ndata: [DONE]\n\n");
-    exchange_->finish();
+    exchange_->finish("data: " + response.body + "\n\ndata: [DONE]\n\n");
   } else {
     exchange_->respond(std::move(response));
   }

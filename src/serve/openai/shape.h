@@ -81,6 +81,8 @@ class Shape {
   const std::string& id() const { return id_; }
   virtual http::StreamHead head() const { return {}; }
   virtual bool counts() const { return false; }  // piece() needs the usage
+  virtual void started() {}                      // the first token has come
+  virtual Value queued() const { return {}; }    // the answer before it is computed
   // prompt_ids: nullptr unless requested.
   virtual void begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
                      const Usage& usage) = 0;

@@ -1,0 +1,3 @@
+#pragma once
+// ModelFacts and parameters_text for front ends, which do not include plan/.
+#include "plan/model_source.h"
