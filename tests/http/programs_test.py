@@ -5,7 +5,6 @@ import subprocess
 import tempfile
 import time
 import unittest
-import urllib.request
 
 from serve_test import BINARY, LLAMA, Serve
 
@@ -26,15 +25,9 @@ class Programs(unittest.TestCase):
     def tearDownClass(cls):
         cls.server.__exit__()
 
-    def post(self, body, key="k"):
-        request = urllib.request.Request(self.server.url + "/v1/programs", json.dumps(body).encode(),
-                                         {"content-type": "application/json", "authorization": "Bearer " + key})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as r:
-                return r.status, r.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
+    def post(self, body, key="k", path="/v1/programs"):
+        status, _, text = self.server.send(path, body, authorization="Bearer " + key)
+        return status, text
 
     def test_branches_share_the_cache_and_repeat(self):
         status, text = self.post({**FORKS, "cache_salt": "one"})
@@ -50,10 +43,9 @@ class Programs(unittest.TestCase):
         self.assertLess(usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"])
 
     def post_any(self, path, body):
-        request = urllib.request.Request(self.server.url + path, json.dumps(body).encode(),
-                                         {"content-type": "application/json", "authorization": "Bearer k"})
-        with urllib.request.urlopen(request, timeout=60) as r:
-            return r.read().decode()
+        status, text = self.post(body, path=path)
+        self.assertEqual(status, 200, text)
+        return text
 
     def test_two_generations_are_written_as_one(self):
         """Spaces at the start of a token are kept where a generation goes on from a text."""
@@ -79,14 +71,7 @@ class Programs(unittest.TestCase):
         self.assertEqual(data["variables"]["c"], choices[means.index(max(means))])
 
     def results(self, program, results, key="k", **fields):
-        request = urllib.request.Request(f"{self.server.url}/v1/programs/{program}/results", json.dumps({"results": results, **fields}).encode(),
-                                         {"content-type": "application/json", "authorization": "Bearer " + key})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as r:
-                return r.status, r.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
+        return self.post({"results": results, **fields}, key, f"/v1/programs/{program}/results")
 
     def test_calls_are_answered_by_the_client(self):
         body = {"program": [{"text": PREFIX}, {"fork": 2, "as": "i", "into": "all", "do": [
