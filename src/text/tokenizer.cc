@@ -61,7 +61,7 @@ struct Tokenizer::Impl {
   std::vector<std::unique_ptr<Workspace>> pool;
 
   void build();
-  void build_model();
+  void build_model(bool byte_level);
   void build_added();
   void encode_text(std::string_view text, EncodeOptions options, Workspace& w,
                    std::vector<int32_t>& ids) const;
@@ -100,7 +100,7 @@ struct Tokenizer::Impl {
   }
 };
 
-void Tokenizer::Impl::build_model() {
+void Tokenizer::Impl::build_model(bool byte_level) {
   for (const BpeMerge& m : spec.merges)
     for (int32_t id : {m.left, m.right, m.result})
       if (id < 0 || static_cast<size_t>(id) >= spec.pieces.size())
@@ -120,7 +120,7 @@ void Tokenizer::Impl::build_model() {
     std::sort(spec.unmergeable.begin(), spec.unmergeable.end());
   switch (spec.model) {
     case TokenizerModel::kBpe:
-      model = make_bpe_model(spec, make_pre_tokenizer(spec.pre_tokenizer, true).byte_level);
+      model = make_bpe_model(spec, byte_level);
       break;
     case TokenizerModel::kUnigram:
       model = make_unigram_model(spec);
@@ -165,13 +165,27 @@ void Tokenizer::Impl::build_added() {
 void Tokenizer::Impl::build() {
   if (spec.vocab_size() > int64_t{1} << 28)
     fail(ErrorCode::kInvalidArgument, "tokenizer: ids up to {}", spec.vocab_size());
-  normalizer = make_normalizer(spec.normalizer);
-  build_model();
-  pre_tokenizer = make_pre_tokenizer(spec.pre_tokenizer, model->takes_bytes()).step;
+  const auto part = [](const char* name, const auto& make) {  // names the part in errors
+    try {
+      make();
+    } catch (const Error& e) {
+      if (std::string_view(e.what()).starts_with("tokenizer")) throw;
+      fail(e.code(), "tokenizer: {}: {}", name, e.what());
+    }
+  };
+  part("normalizer", [&] { normalizer = make_normalizer(spec.normalizer); });
+  bool byte_level = false;
+  part("pre_tokenizer", [&] {
+    if (spec.model == TokenizerModel::kBpe)
+      byte_level = make_pre_tokenizer(spec.pre_tokenizer, true).byte_level;
+  });
+  part("model", [&] { build_model(byte_level); });
+  part("pre_tokenizer",
+       [&] { pre_tokenizer = make_pre_tokenizer(spec.pre_tokenizer, model->takes_bytes()).step; });
   build_added();
-  frame = make_frame(spec.post_processor);
+  part("post_processor", [&] { frame = make_frame(spec.post_processor); });
   pieces.build(spec.pieces);
-  check_decoder(spec.decoder);
+  part("decoder", [&] { check_decoder(spec.decoder); });
   std::sort(spec.eog_ids.begin(), spec.eog_ids.end());
 }
 

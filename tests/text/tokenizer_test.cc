@@ -393,6 +393,26 @@ TEST(TokenizerJson, AsThePackageDoes) {
   EXPECT_EQ(t.encode("ab", {false, true}), (std::vector<int32_t>{2}));
 }
 
+TEST(TokenizerJson, ErrorsNameThePart) {
+  const auto error_of = [](const char* parts) -> std::string {
+    const std::string json =
+        std::string("{") + parts + R"("model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})";
+    try {
+      Tokenizer(tokenizer_from_json(json));
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of(R"("added_tokens": [{"content": "b"}], )"),
+            "tokenizer.json: added_tokens: missing field \"id\"");
+  EXPECT_EQ(error_of(R"("pre_tokenizer": {"type": "ByteLevel", "use_regex": 3}, )"),
+            "tokenizer: pre_tokenizer: expected a boolean, found integer");
+  EXPECT_EQ(error_of(R"("normalizer": {"type": "Replace", "pattern": 3}, )"),
+            "tokenizer: normalizer: missing field \"Regex\"");
+  EXPECT_EQ(error_of(R"("decoder": {"type": "Fuse"}, )"), "");
+}
+
 TEST(TokenizerJson, Companions) {
   const char* json = R"({"added_tokens": [{"id": 3, "content": "<eot>", "special": true}],
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})";

@@ -334,7 +334,7 @@ std::string lower_ending(const fs::path& path) {
 
 void check_target(const ConvertOptions& options, bool gguf) {
   std::error_code ec;
-  // A folder may have any name, but whoever writes one of these means a file.
+  // A folder may have any name, but these endings are meant for files.
   for (const char* ending :
        {".bin", ".ggml", ".json", ".onnx", ".pt", ".pth", ".safetensors", ".tkm", ".txt", ".zip"})
     if (lower_ending(options.out) == ending && !fs::is_directory(options.out, ec))

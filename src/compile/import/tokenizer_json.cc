@@ -32,21 +32,34 @@ class JsonTokenizerImporter {
   TokenizerSpec run() {
     if (!root_.is_object() || !root_.has("model"))
       fail(ErrorCode::kInvalidArgument, "tokenizer.json: no \"model\"");
-    model();
+    part("tokenizer.json: model", [&] { model(); });
     for (auto [name, field] : {std::pair{"normalizer", &spec_.normalizer},
                                {"pre_tokenizer", &spec_.pre_tokenizer},
                                {"post_processor", &spec_.post_processor},
                                {"decoder", &spec_.decoder}})
       if (const Value* v = root_.find(name)) *field = *v;
-    added_tokens();
-    special_ids();
-    frame_flags();
-    end_of_generation();
-    templates();
+    part("tokenizer.json: added_tokens", [&] { added_tokens(); });
+    part("the tokenizer's settings", [&] {
+      special_ids();
+      frame_flags();
+      end_of_generation();
+    });
+    part("the chat templates", [&] { templates(); });
     return std::move(spec_);
   }
 
  private:
+  // Errors name the file and what is wrong with which part of it.
+  template <class F>
+  static void part(std::string_view name, const F& read) {
+    try {
+      read();
+    } catch (const Error& e) {
+      if (std::string_view(e.what()).starts_with("tokenizer")) throw;
+      fail(e.code(), "{}: {}", name, e.what());
+    }
+  }
+
   void put_piece(int64_t id, std::string_view piece) {
     if (id < 0 || id >= kMaxId)
       fail(ErrorCode::kInvalidArgument, "tokenizer.json: piece \"{}\" has id {}", piece, id);
