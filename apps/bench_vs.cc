@@ -108,7 +108,7 @@ std::string today() {
 }
 
 // Programs take turns, so that other load on the machine affects both; each round starts with the
-// other one.
+// other one. Theirs is the first: a program that is not there is noticed at once.
 std::vector<VsRow> compare(const VsFlags& f, std::string& build) {
   std::vector<VsRow> rows;
   for (const std::string& model : f.models)
@@ -118,7 +118,7 @@ std::vector<VsRow> compare(const VsFlags& f, std::string& build) {
   for (int round = 0; round < f.repeat; ++round)
     for (VsRow& row : rows) {
       for (int turn = 0; turn < 2; ++turn)
-        if ((round + turn) % 2 == 0)
+        if ((round + turn) % 2 == 1)
           row.ours.push_back(run_ours(f, row.model, row.threads));
         else
           row.theirs.push_back(run_theirs(f, row.model, row.threads, build));

@@ -179,8 +179,9 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("out of memory", 1);
   } catch (const std::system_error& e) {
-    bool closed = e.code() == std::errc::broken_pipe && std::ferror(stdout) != 0;
-    return closed ? kClosedPipe : report(e.what(), 1);
+    if (std::ferror(stdout) == 0) return report(e.what(), 1);
+    return e.code() == std::errc::broken_pipe ? kClosedPipe
+                                              : report("cannot write to standard output", 1);
   } catch (const std::exception& e) {
     return report(e.what(), 1);
   }

@@ -220,7 +220,7 @@ class Run(unittest.TestCase):
         self.assertEqual((none["ids"], none["text"], none["finish_reason"]), ([], "", "length"))
 
     def test_closed_output_ends_the_answer(self):
-        for args in (["run", LLAMA, "abc"], ["run", LLAMA, "abc", "--json"], ["inspect", LLAMA], ["run", "--help"]):
+        for args in (["run", LLAMA, "abc"], ["run", LLAMA, "abc", "--json"], ["inspect", LLAMA, "--graph"], ["run", "--help"]):
             with open("/dev/full", "w") as full:
                 done = subprocess.run([BINARY, *map(str, args)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr), (1, "error: cannot write to standard output\n"))
