@@ -93,14 +93,11 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
     const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
     const int tile = unit / steps, step = unit % steps;
     barrier_expect(full, C::kWeightBytes);
-    if constexpr (C::kBlocks) {
-      copy_tile(a, to, step * (C::kOfType.bytes / 2), tile, full);  // elements of two bytes
-    } else {
+    constexpr int kCopies = C::kBlocks ? 1 : C::kBoxes;
+    constexpr int kWidth = C::kBlocks ? C::kOfType.bytes / 2 : kFewRowsWidth;  // of two bytes each
 #pragma unroll
-      for (int box = 0; box < C::kBoxes; ++box)
-        copy_tile(a, to + box * 2 * kGroupBytes, (step * C::kBoxes + box) * kFewRowsWidth, tile,
-                  full);
-    }
+    for (int i = 0; i < kCopies; ++i)
+      copy_tile(a, to + i * 2 * kGroupBytes, (step * kCopies + i) * kWidth, tile, full);
   }
 }
 
@@ -228,8 +225,8 @@ class FewRowsConsumer {
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box) {
       const uint64_t x = values_of_box(box);
-      const uint64_t w = rows_of_box(shared_.weights(place_.stage) +
-                                     (box * 2 + static_cast<int>(warp_) / 4) * kGroupBytes);
+      const uint64_t w =
+          rows_of_box(shared_.weights(place_.stage) + (box * 2 + warp_ / 4) * kGroupBytes);
 #pragma unroll
       for (int k = 0; k < kFewRowsWidth / 16; ++k) wgmma<C::kRows>(sums_, w + k * 2, x + k * 2);
     }
@@ -430,9 +427,8 @@ class FewRowsConsumer {
       for (int eight = 0; eight < kEights; ++eight) {
         const uint32_t two = exchanged(j * 4 + eight * 2);
         const int of_values = j * 8 + value_row(), at = row + eight * 8;
-        if (of_values < a_.rows && at < a_.n)
-          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + of_values * a_.pitch + at) =
-              two;
+        auto* to = static_cast<uint16_t*>(a_.y) + of_values * a_.pitch + at;
+        if (of_values < a_.rows && at < a_.n) *reinterpret_cast<uint32_t*>(to) = two;
       }
   }
   // In the order of few_rows_place.

@@ -10,7 +10,7 @@
 namespace tokamak::cuda {
 namespace {
 
-// Of 16-bit elements. Dimensions from the inner one; strides: bytes from one to the next of all but
+// A tensor of 16-bit elements, its inner dimension first. strides: in bytes, of all dimensions but
 // the first.
 TensorMap map_of(DeviceAddress address, std::vector<uint64_t> extents,
                  std::vector<uint64_t> strides, std::vector<unsigned> box, bool swizzled) {

@@ -256,7 +256,7 @@ std::string ascii_only(std::string text);  // other characters as \x, \u and \U
 
 struct JsonStyle {
   bool ascii = false;
-  std::string indent;  // of one level
+  std::string indent;           // of one level
   bool newline_indent = false;  // indent was given (0 also adds newlines)
   std::string item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
