@@ -35,7 +35,7 @@ NAMES = {
     "cstdlib": "abort aligned_alloc atoi atoll calloc exit free getenv malloc strtod strtoll strtoull",
     "cstdio": "fclose ferror fflush fopen fprintf fputs fscanf fwrite printf puts sscanf",
     "cstring": "memcmp memcpy memmove memset strcmp strerror strncmp strncpy",
-    "cctype": "isalnum isalpha isdigit isspace tolower",
+    "cctype": "isalnum isalpha isdigit isspace tolower toupper",
     "csignal signal.h": "signal",
     "ctime chrono": "clock clock_t strftime time time_t timespec timespec_get tm",
     "array": "array",
