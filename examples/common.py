@@ -21,7 +21,7 @@ def say(text):
 
 
 def script(path, *args, **kwargs):
-    """Runs a script of the repository, which says by itself what is wrong."""
+    """Runs a script of the repository, which prints its own errors."""
     done = subprocess.run([sys.executable, HERE.parent / path, *map(str, args)], text=True, **kwargs)
     if done.returncode:
         sys.exit(f"{path} failed")

@@ -143,25 +143,26 @@ bool CallMask::read_beginning(Progress& p, int32_t id, const std::string& bytes)
 }
 
 // Text outside of calls, in formats with a mark, or thoughts.
-void CallMask::read_free(Progress& p, int32_t id, const std::string& bytes) const {
+bool CallMask::read_free(Progress& p, int32_t id, const std::string& bytes) const {
   if (p.phase == Phase::kThinking) {
     if (reads_mark(p.tail, bytes, options_.close_tag))
       p.phase = has_mark() ? Phase::kFree : Phase::kBegin;
-    return;
+    return true;
   }
-  const size_t begun = overlap(p.tail, options_.begin.mark);
-  if (!reads_mark(p.tail, bytes, options_.begin.mark)) {
-    p.phase = Phase::kFree;
-    return;
+  const std::string& mark = options_.begin.mark;
+  const size_t begun = overlap(p.tail, mark);
+  std::string tail = p.tail;
+  const bool call = reads_mark(tail, bytes, mark);
+  if (call) {
+    const auto& checked = crossing_[begun].checked;
+    const bool crosses = std::binary_search(checked.begin(), checked.end(), id);
+    grammar::Matcher matcher(options_.grammar, crosses ? mark.substr(0, begun) : mark);
+    if (crosses && !matcher.accept(id)) return false;
+    p.matcher = std::move(matcher);
   }
-  p.phase = Phase::kCall;
-  const auto& checked = crossing_[begun].checked;
-  if (!std::binary_search(checked.begin(), checked.end(), id)) {
-    p.matcher = grammar::Matcher(options_.grammar, options_.begin.mark);
-  } else {
-    p.matcher = grammar::Matcher(options_.grammar, options_.begin.mark.substr(0, begun));
-    p.matcher.accept(id);
-  }
+  p.tail = std::move(tail);
+  p.phase = call ? Phase::kCall : Phase::kFree;
+  return true;
 }
 
 bool CallMask::read_call(Progress& p, int32_t id) const {
@@ -185,7 +186,7 @@ bool CallMask::read(Progress& p, int32_t id) const {
   } else if (p.phase == Phase::kBegin && !has_mark()) {
     if (!read_beginning(p, id, bytes)) return false;
   } else if (p.phase != Phase::kText) {
-    read_free(p, id, bytes);
+    if (!read_free(p, id, bytes)) return false;
   }
   p.ids.push_back(id);
   return true;

@@ -56,7 +56,7 @@ class CallMask final : public AnswerMask<CallProgress> {
 
   Progress start() const override;
   bool read(Progress& p, int32_t id) const override;
-  void read_free(Progress& p, int32_t id, const std::string& bytes) const;
+  bool read_free(Progress& p, int32_t id, const std::string& bytes) const;
   bool read_beginning(Progress& p, int32_t id, const std::string& bytes) const;
   bool read_call(Progress& p, int32_t id) const;
   void fill(Progress& p, std::span<uint32_t> allowed) const override;

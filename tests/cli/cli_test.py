@@ -185,15 +185,15 @@ class Run(unittest.TestCase):
             self.assertEqual(len(out["ids"]), 3)
 
     def test_modules_of_sentence_transformers_that_are_not_supported(self):
-        cases = (("1_Pooling/config.json", {"pooling_mode": "max"}, r'1_Pooling/config.json: pooling "max" is not supported'),
-                 ("modules.json", [{"path": "2_Dense", "type": "models.Dense"}], "a Dense module before the pooling is not supported"))
-        for file, value, message in cases:
+        decoder = {**json.loads((TINY / "embeddinggemma" / "config.json").read_text()), "use_bidirectional_attention": False}
+        cases = (("embeddinggemma", "config.json", decoder, "Dense modules of a decoder are not supported"),
+                 ("bert", "1_Pooling/config.json", {"pooling_mode": "max"}, r'1_Pooling/config.json: pooling "max" is not supported'),
+                 ("bert", "modules.json", [{"path": "2_Dense", "type": "models.Dense"}], "a Dense module before the pooling is not supported"))
+        for name, file, value, message in cases:
             with tempfile.TemporaryDirectory() as folder:
-                model = pathlib.Path(folder) / "bert"
-                shutil.copytree(TINY / "bert", model)
+                model = shutil.copytree(TINY / name, pathlib.Path(folder) / name)
                 (model / file).write_text(json.dumps(value))
-                done = run("embed", model, "hello")
-                self.assertRegex(done.stderr, r"\Aerror: [^\n]*" + message + r"[^\n]*\n\Z")
+                self.assertRegex(run("embed", model, "hello").stderr, r"\Aerror: [^\n]*" + message + r"[^\n]*\n\Z")
 
     def test_inspect_says_what_a_file_is_and_what_would_help(self):
         import gguf
@@ -205,7 +205,7 @@ class Run(unittest.TestCase):
                 path.write_bytes(start + bytes(100))
                 done = run("inspect", path)
                 self.assertEqual((done.returncode, message in done.stderr, done.stderr.count("\n")), (1, True, 1), done.stderr)
-            for name, needs in (("rwkv7", "recurrent layers"), ("qwen3-moe", "similar names that are: qwen3_moe, "), ("bloom", "ALiBi"), ("bitnet", "norms inside"), ("t5", "cross-attention"), ("new", "supported: llama")):
+            for name, needs in (("rwkv7", "recurrent layers"), ("qwen3-moe", "did you mean qwen3_moe"), ("bloom", "ALiBi"), ("bitnet", "norms inside"), ("t5", "cross-attention"), ("new", "supported: llama")):
                 writer = gguf.GGUFWriter(path, name)
                 writer.write_header_to_file()
                 writer.write_kv_data_to_file()
@@ -351,7 +351,7 @@ class BadInput(unittest.TestCase):
         config = json.loads((TINY / "llama" / "config.json").read_text())
         cases = [({"num_hidden_layers": 10**9}, "layers"), ({"num_hidden_layers": -1}, "layers"),
                  ({"vocab_size": 129}, "shape"), ({"hidden_size": "64"}, "hidden_size"), ({"rms_norm_eps": 1e308}, "epsilon"),
-                 ({"model_type": "rwkv"}, "needs recurrent layers"), ({"model_type": "Qwen3MoE"}, "similar names that are: qwen3_moe, "), ({"model_type": "xyz"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
+                 ({"model_type": "rwkv"}, "needs recurrent layers"), ({"model_type": "Qwen3MoE"}, "did you mean qwen3_moe"), ({"model_type": "xyz"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
                  ({"quantization_config": {"quant_method": "hqq"}}, "hqq are not supported; supported: gptq"),
                  ({"layer_types": [[[]]], "model_type": "qwen3", "use_sliding_window": True}, "layer_types")]
         with tempfile.TemporaryDirectory() as folder:

@@ -62,12 +62,14 @@ class Examples(unittest.TestCase):
             screen, terminal = pty.openpty()
             example = subprocess.Popen([sys.executable, EXAMPLES / "limit.py", "--layers", "4"], stdout=terminal, stderr=terminal,
                                        env={**os.environ, "TOKAMAK_BINARY": str(BINARY), "TMPDIR": folder}, start_new_session=True)
+            self.addCleanup(example.kill)
             os.close(terminal)
             shown = b""
             while b"\n" not in shown:
                 shown += os.read(screen, 1000)
             self.assertIn(b"... writing random weights", shown)
             while not any(f.stat().st_size for f in pathlib.Path(folder).rglob("*.gguf")):
+                self.assertIsNone(example.poll())
                 time.sleep(0.01)
             os.killpg(example.pid, signal.SIGINT)
             self.assertEqual(example.wait(60), -signal.SIGINT)

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "base/error.h"
 #include "serve/call_mask.h"
 #include "serve/fake_client.h"
 #include "tests/grammar/mask_bits.h"
@@ -40,6 +43,53 @@ CallMaskOptions call_format(const char* format, std::vector<std::string> control
 constexpr const char* kAB =
     R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x"]}},
         "required": ["a"]})";
+
+// Names are rejected only where the reader of the format would not read them back.
+TEST(CallFormats, NamesThatCannotBeWritten) {
+  struct Case {
+    const char *format, *name;
+    bool valid;
+  };
+  const Case cases[] = {
+      {"qwen3_coder", "a b", true},      {"qwen3_coder", "a>b", false},
+      {"qwen3_coder", "", false},        {"glm45", "a>b", true},
+      {"glm45", "a<b", false},           {"glm45", " a", false},
+      {"glm4", "get.weather-1", true},   {"glm4", "a\nb", false},
+      {"glm4", "function", false},       {"glm4", "functions", true},
+      {"glm4", "functions.a", false},    {"gemma", "a\"b", true},
+      {"gemma", "a{b", false},           {"gemma4", "a{b", false},
+      {"llama4", "get.weather-1", true}, {"llama4", "a b", false},
+      {"llama4", "a(b", false},          {"kimi_k2", "functions.a:1", true},
+      {"kimi_k2", "a<b", false},         {"deepseek", "function", true},
+      {"deepseek", "wetter_für", true},  {"deepseek", "a:1", false},
+  };
+  auto error_of = [](const char* format, const std::string& name) -> std::string {
+    Value tools = Value::array();
+    tools.push(Value::Object{{"name", name}, {"parameters", Value()}});
+    try {
+      grammar::call_grammar(format, tools, {}, true);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  for (const Case& c : cases) {
+    const std::string error = error_of(c.format, c.name);
+    EXPECT_EQ(error.empty(), c.valid) << c.format << ' ' << c.name << ": " << error;
+    EXPECT_EQ(error.find("name of the function") != std::string::npos, !c.valid) << error;
+  }
+  EXPECT_EQ(error_of("llama4", std::string(256, 'a')), "");
+  EXPECT_NE(error_of("llama4", std::string(257, 'a')), "");
+}
+
+TEST(CallFormats, MarksOfAllFormats) {
+  const auto marks = grammar::call_marks();
+  for (const char* mark :
+       {"<parameter=", "</function>", "</arg_key>", "<arg_value>", "</tool_call>", "<escape>",
+        "<|\"|>", "<|python_start|>", "<｜tool▁sep｜>"})
+    EXPECT_EQ(std::count(marks.begin(), marks.end(), mark), 1) << mark;
+  EXPECT_EQ(marks.size(), 13u);
+}
 
 TEST(CallFormats, MarksMayBeControlTokens) {
   CallMask mask(call_format("gemma4", {"<|tool_call>", "<|\"|>"}, kAB));

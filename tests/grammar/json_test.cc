@@ -9,6 +9,7 @@
 #include "tests/grammar/test_vocabulary.h"
 #include "text/grammar/json_number.h"
 #include "text/grammar/json_schema.h"
+#include "text/grammar/value_types.h"
 
 namespace tokamak::grammar {
 namespace {
@@ -221,6 +222,9 @@ TEST(JsonSchema, HostileSchemas) {
   EXPECT_NE(error_of(R"({"minLength":-1,"type":"string"})").find("#/minLength"), std::string::npos);
   EXPECT_NE(error_of(R"({"properties":[]})").find("#/properties"), std::string::npos);
   EXPECT_NE(error_of("17").find("a schema is an object"), std::string::npos);
+  std::string again = R"({"properties":{"a":{"$ref":"#/$defs/x"}},"$defs":{"x":{"anyOf":[{})";
+  for (int i = 0; i < 100; ++i) again += R"(,{"$ref":"#/$defs/x"})";
+  EXPECT_EQ(parameter_types(parse_json(again + "]}}}"), "a"), uint32_t{kAllTypes});
 }
 
 // A token is allowed if and only if some text without repetition goes on with it: the masks of
@@ -233,6 +237,11 @@ TEST(UniqueStrings, MasksForbidRepetitions) {
       vocabulary);
   EXPECT_FALSE(grammar->matches(R"(["a","\u0061"])"));
   EXPECT_TRUE(grammar->matches(R"(["a","\u0062"])"));
+  std::string many = "[";
+  for (int i = 0; i < 100; ++i) many += fmt::format("\"a{}\",", i);
+  EXPECT_TRUE(grammar->matches(many + "\"a\"]"));
+  for (int i : {0, 31, 32, 63, 64, 99})
+    EXPECT_FALSE(grammar->matches(many + fmt::format("\"a{}\"]", i))) << i;
   Rng rng(11);
   int forbidden = 0;
   for (int round = 0; round < 5; ++round) {

@@ -262,6 +262,9 @@ TEST(CallMask, IsFreeUntilACallBeginsAndAfterIt) {
   // Drafts, and an answer that is taken back.
   EXPECT_EQ(allowed_after(mask, ids_of("<ca"), ids_of("ll>a")), ids_of("0123456789"));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("<c")), 'z'));
+  // A draft that is not allowed: nothing follows it, and it changes nothing.
+  EXPECT_TRUE(allowed_after(mask, ids_of("h"), {kMarkAndMore}).empty());
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("h"), ids_of("m")), 'z'));
 }
 
 TEST(CallMask, TheGrammarChecksTokensThatCrossTheMark) {

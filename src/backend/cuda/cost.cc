@@ -100,7 +100,7 @@ double stream_seconds(const DecoderWork& work, const Machine& machine) {
 }
 
 // As above, 1 to 64 sequences: weights come at nearly the memory's speed while a layer's other
-// launches, which wait for each other, run. Of more rows the products are a library's.
+// launches, which wait for each other, run. Products of more rows cost what a library's do.
 double layers_seconds(const DecoderWork& work, const Machine& machine) {
   const Rates rates(machine);
   const bool few = work.rows <= static_cast<double>(kMostFewRows);

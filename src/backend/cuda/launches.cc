@@ -128,7 +128,7 @@ std::vector<CudaLaunch> make_launches() {
         .cost = stream_cost<true>},
        LaunchKind::kStreamFp8},
       {{.name = "cuda.decoder_layers",
-        .numeric_class = "values of a decoder stored as bf16, f32 sums in the library's order",
+        .numeric_class = "values of a decoder and sums of parts of a product stored as bf16",
         .steps = "rows are the last tokens of their sequences, no hidden states, no padding",
         .guard = {},
         .match = match_layers,

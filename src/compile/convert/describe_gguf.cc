@@ -382,6 +382,13 @@ bool same_kinds(const ModelConfig& a, const ModelConfig& b) {
          a.layer_scales == b.layer_scales && a.mlp_layers == b.mlp_layers;
 }
 
+bool same_experts(ExpertConfig a, const ExpertConfig& b) {
+  auto near = [](double p, double q) { return std::fabs(p - q) <= 1e-6 * std::fabs(q); };
+  if (near(a.scale, b.scale)) a.scale = b.scale;
+  if (near(a.mixer, b.mixer)) a.mixer = b.mixer;
+  return a == b;
+}
+
 bool same_norms(const ModelConfig& a, const ModelConfig& b) {
   return a.norm == b.norm && a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
          a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
@@ -424,13 +431,7 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"the sliding window", a.sliding_window == b.sliding_window &&
                                  same_flags(a.layer_slides, b.layer_slides, a.layers, false)},
       {"layers without positions", same_flags(a.layer_rotates, b.layer_rotates, a.layers, true)},
-      {"the experts",
-       a.experts.count == b.experts.count && a.experts.used == b.experts.used &&
-           a.experts.ffn == b.experts.ffn && a.experts.shared_ffn == b.experts.shared_ffn &&
-           a.experts.sigmoid == b.experts.sigmoid && a.experts.score_bias == b.experts.score_bias &&
-           a.experts.normalize == b.experts.normalize && near(a.experts.scale, b.experts.scale) &&
-           a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
-           a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
+      {"the experts", same_experts(a.experts, b.experts)},
       {"latent attention", a.latent == b.latent},
       {"the kinds of layers", same_kinds(a, b)},
       {"the copies of the residual stream", same_altup(a.altup, b.altup)},

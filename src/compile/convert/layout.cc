@@ -295,6 +295,9 @@ void add_inputs(const ModelConfig& c, const WeightSlot& slot, const std::string&
 }  // namespace
 
 std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
+  for (size_t i = 0; i < c.dense.size(); ++i)
+    if (c.weights.contains(dense_stem(i) + ".bias"))
+      fail(ErrorCode::kUnsupported, "GGUF has no biases of the layers after the pooling");
   if (c.embedding.encoder && !find_family(c.architecture)) return encoder_layout(c);
   const Family& family = family_of(c);
   if (!family.in_gguf)
@@ -315,7 +318,8 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
       add_layer_embeddings(c, slot, layout);
       continue;
     }
-    if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
+    if (r.heads > 0 && !r.delta && r.step_rank == 0 &&
+        (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
       dims.push_back(1);
     if (c.head_qk_norm && (slot.stem == "attn_q_norm" || slot.stem == "attn_k_norm"))
       dims = {dims[0] / c.head_dim, c.head_dim};

@@ -57,7 +57,7 @@ std::span<const Family> all_families();
 std::span<const Family> mixed_families();  // those of them with experts or recurrent layers
 // What a known architecture that is not supported would need: ", which needs ..."; otherwise "".
 std::string missing_feature(std::string_view name);
-// Supported names that resemble an unknown one: "; similar names that are: ..."; otherwise "".
+// Supported names that resemble an unknown one: " (did you mean a or b?)"; otherwise "".
 std::string similar_names(std::string_view name);
 
 // The fields determined by the family alone.

@@ -95,10 +95,11 @@ std::string similar_names(std::string_view name) {
   }
   std::sort(near.begin(), near.end());
   near.erase(std::unique(near.begin(), near.end()), near.end());
+  if (near.size() > kMost) near.resize(kMost);
   std::string out;
-  for (size_t i = 0; i < std::min(near.size(), kMost); ++i)
-    out += (i == 0 ? "; similar names that are: " : ", ") + near[i].second;
-  return out;
+  for (size_t i = 0; i < near.size(); ++i)
+    out += (i == 0 ? "" : i + 1 < near.size() ? ", " : " or ") + near[i].second;
+  return out.empty() ? "" : fmt::format(" (did you mean {}?)", out);
 }
 
 std::string missing_feature(std::string_view name) {

@@ -178,7 +178,13 @@ void read_experts(const GgufFile& file, const GgufKeys& keys, const Family& fami
   e.scale = scale == 0 ? 1 : scale;
   e.groups = std::max<int64_t>(1, keys.integer("expert_group_count", 1));
   e.used_groups = std::max<int64_t>(1, keys.integer("expert_group_used_count", 1));
-  if (c.architecture == "phimoe") e.mixer = 0.01F;  // no key tells
+  if (c.architecture == "phimoe") {
+    e.mixer = 0.01F;  // no key tells
+    if (e.used != 2)
+      fail(ErrorCode::kUnsupported,
+           "{}: Phi-3.5-MoE with {} experts per token is not supported, only 2", file.name(),
+           e.used);
+  }
   int64_t dense = keys.integer("leading_dense_block_count", 0);
   for (int64_t i = 0; i < c.layers; ++i) {
     // Some Qwen2 layers have no experts; no key tells which.

@@ -242,7 +242,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
                    : f.required({c.architecture == "chatglm" ? "padded_vocab_size" : "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
-  c.hidden = f.required({"hidden_size", "n_embd"});
+  c.hidden = f.hidden_size({"hidden_size", "n_embd"});
   c.layers =
       family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");

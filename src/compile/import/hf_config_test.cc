@@ -303,8 +303,8 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_EQ(error(config("llama")), "");
   EXPECT_THAT(error(config("rwkv")),
               AllOf(HasSubstr("unsupported"), HasSubstr("rwkv"), HasSubstr("llama, mistral")));
-  EXPECT_THAT(error(config("Qwen3-MoE")), HasSubstr("; similar names that are: qwen3_moe, "));
-  EXPECT_THAT(error(config("xyz")), testing::Not(HasSubstr("similar names")));
+  EXPECT_THAT(error(config("Qwen3-MoE")), HasSubstr("is not supported (did you mean qwen3_moe"));
+  EXPECT_THAT(error(config("xyz")), testing::Not(HasSubstr("did you mean")));
   for (const char* method : {"hqq", "aqlm"})
     EXPECT_THAT(
         error(config("llama",
@@ -381,6 +381,19 @@ TEST(HfConfig, SaysWhatIsWrongInSomeFamilies) {
   EXPECT_THAT(error(config("falcon_h1", R"(,"mamba_n_heads":4,"mamba_d_ssm":64,
                                            "ssm_multipliers":[1.0])")),
               HasSubstr("a list of 5 numbers"));
+  EXPECT_THAT(error(config("gpt_neo")), HasSubstr("config.json has no attention_types"));
+  EXPECT_THAT(
+      error(config("gpt_neo", R"(,"attention_types":[[["global"],9000],[["local"],9000]])")),
+      HasSubstr("a list of at most 10000 layers"));
+  for (const char* factor : {"1e300", "-1", "65"})
+    EXPECT_THAT(error(config("mamba", fmt::format(R"(,"expand":{})", factor))),
+                HasSubstr("expand in config.json is not a positive number"));
+  const char* two = R"(,"num_local_experts":4,"num_experts_per_tok":2,"router_jitter_noise":0)";
+  EXPECT_THAT(error(config("phimoe", two)), HasSubstr("router_jitter_noise"));
+  EXPECT_THAT(error(config("phimoe", R"(,"num_local_experts":4,"num_experts_per_tok":1)")),
+              HasSubstr("with 1 experts per token is not supported, only 2"));
+  EXPECT_THAT(error(config("afmoe", R"(,"score_func":"softmax")")),
+              HasSubstr("score_func in config.json has a value that is not supported"));
 }
 
 // Models with other parts have the text part under one of several names, or two levels down.

@@ -42,6 +42,12 @@ class Fields {
       fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
     return integer(names, 0);
   }
+  // Small enough for products with it.
+  int64_t hidden_size(std::initializer_list<std::string_view> names) const {
+    int64_t n = required(names);
+    if (n < 1 || n > 1 << 20) wrong(*names.begin(), "between 1 and 1048576");
+    return n;
+  }
   // GGUF stores such numbers as f32; rounding here as well makes both formats describe the same
   // model.
   double number(std::initializer_list<std::string_view> names, double fallback) const {

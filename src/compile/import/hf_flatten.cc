@@ -50,7 +50,8 @@ Value gpt_neo(const Value& json, std::string_view where) {
            {"num_layers", "num_hidden_layers"},
            {"window_size", "sliding_window"}});
   Fields f(json, where);
-  if (!f.find({"intermediate_size"})) out.set("intermediate_size", 4 * f.required({"hidden_size"}));
+  if (!f.find({"intermediate_size"}))
+    out.set("intermediate_size", 4 * f.hidden_size({"hidden_size"}));
   Value types = Value::array();
   auto add = [&](const Value& kind) {
     bool local = kind.is_string() && kind.as_string() == "local";
@@ -62,16 +63,20 @@ Value gpt_neo(const Value& json, std::string_view where) {
   if (layers && layers->is_array()) {
     for (const Value& kind : layers->as_array()) add(kind);
   } else if (patterns && patterns->is_array()) {
-    constexpr int64_t kMostLayers = 10000;
+    constexpr size_t kMostLayers = 10000;
     for (const Value& entry : patterns->as_array()) {
       bool pair = entry.is_array() && entry.size() == 2 && entry.as_array()[0].is_array() &&
-                  entry.as_array()[1].is_int() && entry.as_array()[1].as_int() <= kMostLayers;
+                  entry.as_array()[0].size() > 0 && entry.as_array()[1].is_int();
       if (!pair) f.wrong("attention_types", "a list of patterns and counts");
       for (int64_t i = 0; i < entry.as_array()[1].as_int(); ++i)
-        for (const Value& kind : entry.as_array()[0].as_array()) add(kind);
+        for (const Value& kind : entry.as_array()[0].as_array()) {
+          if (types.size() >= kMostLayers)
+            f.wrong("attention_types", fmt::format("a list of at most {} layers", kMostLayers));
+          add(kind);
+        }
     }
   } else {
-    f.wrong("attention_types", "given, which a GPT-Neo model needs");
+    fail(ErrorCode::kCorrupt, "{}: config.json has no attention_types", where);
   }
   out.set("layer_types", std::move(types));
   return out;

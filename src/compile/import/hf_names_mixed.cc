@@ -257,7 +257,6 @@ constexpr OwnNames kMixedNames[] = {
     {"bailingmoe2", kBailingNames},
     {"phimoe", kMixtralNames},
     {"minicpm3", kLatentNames},
-
     {"mixtral", kMixtralNames},
     {"qwen2moe", kQwen2MoeNames},
     {"deepseek2", kLatentNames},

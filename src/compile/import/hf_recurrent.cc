@@ -96,13 +96,20 @@ int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
 
 namespace {
 
+// Channels of the state space: a multiple of the hidden size.
+int64_t expanded(const Fields& f, const char* key, int64_t hidden) {
+  double factor = f.number({key}, 2);
+  if (!(factor > 0 && factor <= 64)) f.wrong(key, "a positive number, at most 64");
+  return static_cast<int64_t>(factor * static_cast<double>(hidden));
+}
+
 // All layers have both; their parts have factors.
 void read_falcon_h1(const Fields& f, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
   r.beside = true;
   r.heads = f.integer({"mamba_n_heads"}, 128);
   if (r.heads <= 0) f.wrong("mamba_n_heads", "positive");
-  int64_t inner = f.is_null("mamba_d_ssm") ? f.integer({"mamba_expand"}, 2) * c.hidden
+  int64_t inner = f.is_null("mamba_d_ssm") ? expanded(f, "mamba_expand", c.hidden)
                                            : f.integer({"mamba_d_ssm"}, 1024);
   r.head_dim = inner / r.heads;
   const Value* width = f.find({"mamba_d_head"});
@@ -142,10 +149,58 @@ void read_falcon_h1(const Fields& f, ModelConfig& c) {
   c.logit_scale = f.number({"lm_head_multiplier"}, 1);
 }
 
+// "auto": a sixteenth of the hidden size, rounded up.
+int64_t step_rank(const Fields& f, const char* key, int64_t hidden) {
+  const Value* v = f.find({key});
+  return !v || v->is_string() ? (hidden + 15) / 16 : f.integer({key}, 0);
+}
+
+void read_channels(const Fields& f, ModelConfig& c, int64_t inner) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = inner;
+  r.head_dim = r.groups = 1;
+  r.decay_log = true;
+  check_activation(f, "hidden_act");
+}
+
+// Mamba and Falcon-Mamba.
+void read_mamba(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  int64_t inner = f.integer({"intermediate_size"}, expanded(f, "expand", c.hidden));
+  read_channels(f, c, inner);
+  r.state = f.integer({"state_size"}, 16);
+  r.taps = f.integer({"conv_kernel"}, 4);
+  r.conv_bias = f.boolean("use_conv_bias", true);
+  r.step_rank = step_rank(f, "time_step_rank", c.hidden);
+  r.step_norms = r.unit_step_norms = f.text({"model_type"}, "") == "falcon_mamba";
+  if (std::fabs(f.number({"mixer_rms_eps"}, 1e-6F) - 1e-6) > 1e-9) f.wrong("mixer_rms_eps", "1e-6");
+  if (f.boolean("use_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
+  c.heads = c.kv_heads = inner;
+  c.head_dim = 1;
+  c.ffn = inner;
+}
+
+// Every n-th layer attends; the others are Mamba's with norms.
+void read_jamba(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  int64_t period = f.integer({"attn_layer_period"}, 8),
+          offset = f.integer({"attn_layer_offset"}, 4);
+  if (period <= 0) f.wrong("attn_layer_period", "positive");
+  for (int64_t i = 0; i < c.layers; ++i) r.layers.push_back(i % period != offset);
+  read_channels(f, c, expanded(f, "mamba_expand", c.hidden));
+  r.state = f.integer({"mamba_d_state"}, 16);
+  r.taps = f.integer({"mamba_d_conv"}, 4);
+  r.conv_bias = f.boolean("mamba_conv_bias", true);
+  r.step_rank = step_rank(f, "mamba_dt_rank", c.hidden);
+  r.step_norms = f.boolean("mamba_inner_layernorms", true);
+  if (f.boolean("mamba_proj_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
+}
+
 }  // namespace
 
 // Layers of Mamba-2 or of convolutions beside attention.
-void read_jamba(const Fields& f, ModelConfig& c);
 void read_hybrid(const Fields& f, ModelConfig& c) {
   if (c.architecture == "jamba") return read_jamba(f, c);
   if (c.architecture == "falcon-h1") return read_falcon_h1(f, c);
@@ -184,7 +239,7 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
   const Value* width = f.find({"mamba_d_head", "mamba_head_dim"});
   bool derived = !nemotron && (!width || width->is_string());  // "auto"
   if (derived && r.heads > 0)
-    r.head_dim = f.integer({"mamba_expand"}, 2) * c.hidden / r.heads;
+    r.head_dim = expanded(f, "mamba_expand", c.hidden) / r.heads;
   else
     r.head_dim = f.integer({"mamba_d_head", "mamba_head_dim"}, 64);
   r.norm_groups = r.groups;
@@ -198,66 +253,11 @@ void read_hybrid(const Fields& f, ModelConfig& c) {
     fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
 }
 
-namespace {
-
-// "auto": a sixteenth of the hidden size, rounded up.
-int64_t step_rank(const Fields& f, const char* key, int64_t hidden) {
-  const Value* v = f.find({key});
-  return !v || v->is_string() ? (hidden + 15) / 16 : f.integer({key}, 0);
-}
-
-void read_channels(const Fields& f, ModelConfig& c, int64_t inner) {
-  RecurrentConfig& r = c.recurrent;
-  r.heads = inner;
-  r.head_dim = r.groups = 1;
-  r.decay_log = true;
-  check_activation(f, "hidden_act");
-}
-
-// Mamba and Falcon-Mamba.
-void read_mamba(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  double expand = f.number({"expand"}, 2);
-  int64_t inner = f.integer({"intermediate_size"},
-                            static_cast<int64_t>(expand * static_cast<double>(c.hidden)));
-  read_channels(f, c, inner);
-  r.state = f.integer({"state_size"}, 16);
-  r.taps = f.integer({"conv_kernel"}, 4);
-  r.conv_bias = f.boolean("use_conv_bias", true);
-  r.step_rank = step_rank(f, "time_step_rank", c.hidden);
-  r.step_norms = r.unit_step_norms = f.text({"model_type"}, "") == "falcon_mamba";
-  if (std::fabs(f.number({"mixer_rms_eps"}, 1e-6F) - 1e-6) > 1e-9) f.wrong("mixer_rms_eps", "1e-6");
-  if (f.boolean("use_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
-  c.heads = c.kv_heads = inner;
-  c.head_dim = 1;
-  c.ffn = inner;
-}
-
-}  // namespace
-
-// Every n-th layer attends; the others are Mamba's with norms.
-void read_jamba(const Fields& f, ModelConfig& c) {
-  RecurrentConfig& r = c.recurrent;
-  int64_t period = f.integer({"attn_layer_period"}, 8),
-          offset = f.integer({"attn_layer_offset"}, 4);
-  if (period <= 0) f.wrong("attn_layer_period", "positive");
-  for (int64_t i = 0; i < c.layers; ++i) r.layers.push_back(i % period != offset);
-  read_channels(f, c, f.integer({"mamba_expand"}, 2) * c.hidden);
-  r.state = f.integer({"mamba_d_state"}, 16);
-  r.taps = f.integer({"mamba_d_conv"}, 4);
-  r.conv_bias = f.boolean("mamba_conv_bias", true);
-  r.step_rank = step_rank(f, "mamba_dt_rank", c.hidden);
-  r.step_norms = f.boolean("mamba_inner_layernorms", true);
-  if (f.boolean("mamba_proj_bias", false))
-    fail(ErrorCode::kUnsupported, "{}: biases of matrices are not supported", f.where());
-}
-
 // Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
 void read_recurrent(const Fields& f, ModelConfig& c) {
   RecurrentConfig& r = c.recurrent;
   c.vocab = f.required({"vocab_size"});
-  c.hidden = f.required({"hidden_size", "d_model"});
+  c.hidden = f.hidden_size({"hidden_size", "d_model"});
   c.layers = f.required({"num_hidden_layers", "n_layer"});
   c.context = f.integer({"max_position_embeddings"}, 1 << 20);
   if (c.architecture == "mamba") return read_mamba(f, c);

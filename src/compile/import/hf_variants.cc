@@ -30,8 +30,10 @@ void check_fixed(const Fields& f, const ModelConfig& c) {
   if (c.architecture == "granitehybrid" &&
       f.text({"normalization_function"}, "rmsnorm") != "rmsnorm")
     refuse("normalization_function");
+  for (std::string_view name : {"afmoe", "bailingmoe2", "exaone-moe", "minimax-m2"})
+    for (std::string_view key : {"score_func", "score_function", "scoring_func"})
+      if (c.architecture == name && f.text({key}, "sigmoid") != "sigmoid") refuse(key);
   if (c.architecture != "minimax-m2") return;
-  if (f.text({"scoring_func"}, "sigmoid") != "sigmoid") refuse("scoring_func");
   for (double kind : f.numbers("attn_type_list"))
     if (kind != 1) refuse("attn_type_list");  // 0: linear attention
 }
@@ -172,9 +174,10 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
 // Each of two experts has the weight of a softmax over those whose scores are close to its own.
 void read_mixer(const Fields& f, ExpertConfig& e) {
   e.mixer = f.number({"router_jitter_noise"}, 0.01F);
-  if (e.used != 2 || !(e.mixer > 0))
-    fail(ErrorCode::kUnsupported, "{}: Phi-3.5-MoE with {} experts per token is not supported",
-         f.where(), e.used);
+  if (!(e.mixer > 0)) f.wrong("router_jitter_noise", "positive");
+  if (e.used != 2)
+    fail(ErrorCode::kUnsupported,
+         "{}: Phi-3.5-MoE with {} experts per token is not supported, only 2", f.where(), e.used);
 }
 
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
@@ -213,7 +216,7 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
     e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);
   } else if (c.architecture == "qwen2moe" || family.gated_delta) {
     e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
-    e.shared_gate = true;
+    e.shared_gate = e.shared_ffn > 0;
   } else {
     int64_t usual = c.architecture == "afmoe" ? 2 : c.architecture == "exaone-moe" ? 1 : 0;
     e.shared_ffn = f.integer({"n_shared_experts", "num_shared_experts"}, usual) * e.ffn;

@@ -64,7 +64,8 @@ void read_module(const fs::path& folder, const Value& module, EmbeddingSpec& spe
     spec.pooling = pooling_of(config, file);
   } else if (is(".Normalize")) {
     spec.normalize = true;
-  } else if (is(".Dense") || is(".Dropout")) {  // read_dense_modules() does it; for training
+  } else if (is(".Dense") || is(".Dropout")) {
+    // Dense: read_dense_modules(); Dropout has no effect.
   } else if (is(".Transformer")) {
     Value config = read_if_there(folder / path / "sentence_bert_config.json");
     if (config.is_object()) spec.max_tokens = config.get_int("max_seq_length", 0);
@@ -104,6 +105,9 @@ std::vector<std::string> sentence_transformers_folders(const fs::path& folder) {
 void read_dense_modules(const fs::path& folder, const WeightSource& weights, ModelConfig& config) {
   if (config.embedding.classifies()) return;
   for (const std::string& path : sentence_transformers_folders(folder)) {
+    if (!config.embedding.encoder)
+      fail(ErrorCode::kUnsupported, "{}: Dense modules of a decoder are not supported",
+           folder.string());
     fs::path file = folder / path / "config.json";
     Value json = read_if_there(file);
     std::string activation = json.is_object() ? json.get_string("activation_function", "") : "";

@@ -42,9 +42,10 @@ std::vector<Ref> mixed_route(ModelBuilder& b, Ref scores, const std::string& blk
     Ref top = column(best[0], i);
     Ref size = b.op("maximum", {b.op("abs", {scores}), top});
     Ref apart = b.op("div", {b.op("sub", {top, scores}), size});
-    Ref close =
-        b.op("compare", {apart, b.constant("mixer", {2 * e.mixer})}, Value::Object{{"kind", "le"}});
-    Ref parts = b.op("select", {close, b.op("exp", {b.op("sub", {scores, top})}), zero});
+    // Scores of 0 are close to each other: 0 / 0 is not greater than anything.
+    Ref far =
+        b.op("compare", {apart, b.constant("mixer", {2 * e.mixer})}, Value::Object{{"kind", "gt"}});
+    Ref parts = b.op("select", {far, zero, b.op("exp", {b.op("sub", {scores, top})})});
     if (i > 0) {
       Ref first = b.op("compare", {expert, column(best[1], 0)}, Value::Object{{"kind", "eq"}});
       parts = b.op("select", {first, zero, parts});

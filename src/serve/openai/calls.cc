@@ -199,7 +199,8 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   if (out.forced && !own) {
     if (model.tool_format == nullptr)
       unsupported("tool_choice", "The model's format of tool calls is not known.");
-    // Marks may be control tokens, which no grammar has: the whole answer is JSON instead.
+    // Marks may be control tokens. The grammars of JSON formats do not name control tokens, so the
+    // whole answer is JSON instead.
     out.format = find_tool_format("llama3");
     format = &kJsonCalls[1];
   }

@@ -1,5 +1,7 @@
 #include "text/grammar/call_grammar.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/regex_parser.h"
@@ -22,18 +24,30 @@ struct CallFormat {
   bool list = false;  // [f(...), g(...)]
   Texts before = {};  // the list
   ArgumentNotation arguments = {};
+  // Regular expressions for the names of functions that the reader of calls (text/output) finds,
+  // and for those of them that it takes for another name.
+  std::string names = {}, misread = {};
 };
+constexpr size_t kMaxFunctionName = 256;  // the limit of the readers
 
-ArgumentNotation gemma_notation(const std::string& quote) {
-  return {.notation = {Notation::Kind::kGemma, quote, quote}, .syntax = {}, .space = ""};
+// Names between marks, and those with a namespace or a number, which the reader drops.
+constexpr const char *kMarkedNames = R"([^{<>"\n]+)",
+                     *kQualifiedNames = R"(functions\..*|.*:[0-9]*)";
+
+CallFormat gemma_format(const CallSyntax& syntax, const std::string& quote) {
+  return {
+      .syntax = syntax,
+      .forms = {{.before_name = {"call:"}, .after_name = {""}, .after = {""}}},
+      .arguments = {.notation = {Notation::Kind::kGemma, quote, quote}, .syntax = {}, .space = ""},
+      .names = "[^{]+"};
 }
 
-// With zero arguments or more. The texts are those that the models' templates print for past calls.
+// The texts are those that the models' templates print for past calls.
 std::vector<CallFormat> make_formats() {
   std::vector<CallFormat> out;
-  out.push_back(
-      {.syntax = {"qwen3_coder", CallStart::kMark, "<function="},
-       .forms = {{.before_name = {""}, .after_name = {">\n"}, .after = {"</function>"}}}});
+  out.push_back({.syntax = {"qwen3_coder", CallStart::kMark, "<function="},
+                 .forms = {{.before_name = {""}, .after_name = {">\n"}, .after = {"</function>"}}},
+                 .names = R"([^{}<>"]+)"});
   out.back().arguments = {.notation = {.absent = "</parameter>"},
                           .syntax = ArgumentSyntax{.before_name = {"<parameter="},
                                                    .before_value = {">\n"},
@@ -43,7 +57,8 @@ std::vector<CallFormat> make_formats() {
                           .space = {}};
   out.push_back(
       {.syntax = {"glm45", CallStart::kMark, "<tool_call>"},
-       .forms = {{.before_name = {""}, .after_name = {"\n", ""}, .after = {"</tool_call>"}}}});
+       .forms = {{.before_name = {""}, .after_name = {"\n", ""}, .after = {"</tool_call>"}}},
+       .names = R"([^{}<"\n]+)"});
   out.back().arguments = {
       .notation = {.absent = "</arg_value>"},
       .syntax = ArgumentSyntax{.before_name = {"<arg_key>"},
@@ -53,17 +68,16 @@ std::vector<CallFormat> make_formats() {
                                .names = R"([^<>"\s{}]{1,128})"},
       .space = {}};
   out.push_back({.syntax = {"glm4", CallStart::kName, ""},
-                 .forms = {{.before_name = {""}, .after_name = {"\n"}, .after = {""}}}});
-  out.push_back({.syntax = {"gemma", CallStart::kMark, "<start_function_call>"},
-                 .forms = {{.before_name = {"call:"}, .after_name = {""}, .after = {""}}},
-                 .arguments = gemma_notation("<escape>")});
-  out.push_back({.syntax = {"gemma4", CallStart::kMark, "<|tool_call>"},
-                 .forms = {{.before_name = {"call:"}, .after_name = {""}, .after = {""}}},
-                 .arguments = gemma_notation("<|\"|>")});
+                 .forms = {{.before_name = {""}, .after_name = {"\n"}, .after = {""}}},
+                 .names = kMarkedNames,
+                 .misread = std::string("function|") + kQualifiedNames});
+  out.push_back(gemma_format({"gemma", CallStart::kMark, "<start_function_call>"}, "<escape>"));
+  out.push_back(gemma_format({"gemma4", CallStart::kMark, "<|tool_call>"}, "<|\"|>"));
   out.push_back({.syntax = {"llama4", CallStart::kList, ""},
                  .forms = {{.before_name = {""}, .after_name = {"("}, .after = {")"}}},
                  .list = true,
-                 .before = {"<|python_start|>", ""}});
+                 .before = {"<|python_start|>", ""},
+                 .names = "[A-Za-z0-9_.+-]+"});
   out.back().arguments = {.notation = {.kind = Notation::Kind::kPython},
                           .syntax = ArgumentSyntax{.before_name = {""},
                                                    .before_value = {"="},
@@ -75,12 +89,15 @@ std::vector<CallFormat> make_formats() {
                  .forms = {{.before_name = {"functions.", ""},
                             .numbered = true,
                             .after_name = {"<|tool_call_argument_begin|>"},
-                            .after = {""}}}});
+                            .after = {""}}},
+                 .names = kMarkedNames});
   out.push_back({.syntax = {"deepseek", CallStart::kMark, "<｜tool▁call▁begin｜>"},
                  .forms = {{.before_name = {""}, .after_name = {"<｜tool▁sep｜>"}, .after = {""}},
                            {.before_name = {"function<｜tool▁sep｜>"},
                             .after_name = {"\n```json\n"},
-                            .after = {"\n```"}}}});
+                            .after = {"\n```"}}},
+                 .names = kMarkedNames,
+                 .misread = kQualifiedNames});
   return out;
 }
 
@@ -114,6 +131,16 @@ class Speller {
   const std::vector<std::string>& controls_;
 };
 
+bool can_write(const CallFormat& format, const std::string& name) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  auto is = [&](const std::string& regex) {
+    return parse_regex(regex, RegexUse::kWhole, {.dot_all = true}).matches(std::string_view(name));
+  };
+  return !name.empty() && name.size() <= kMaxFunctionName &&
+         kBlanks.find(name.front()) == kBlanks.npos && kBlanks.find(name.back()) == kBlanks.npos &&
+         is(format.names) && (format.misread.empty() || !is(format.misread));
+}
+
 ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Speller& spell,
                 bool strict) {
   ArgumentNotation notation = format.arguments;
@@ -124,6 +151,9 @@ ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Spell
           &ArgumentSyntax::after_value})
       (*notation.syntax).*texts = spell((*notation.syntax).*texts);
   const std::string& name = tool.at("name").as_string();
+  if (!can_write(format, name))
+    fail(ErrorCode::kInvalidArgument,
+         "the name of the function '{}' cannot be written in the model's format of calls", name);
   Value schema = tool.at("parameters");
   if (schema.is_null()) {
     schema = Value::Object{{"type", "object"}};
@@ -144,6 +174,15 @@ ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Spell
   return ir.alt(std::move(forms));
 }
 
+// Adds each <...> of the text; without its end, up to the end of the text.
+void add_marks(std::vector<std::string_view>& out, std::string_view text) {
+  for (size_t at = text.find('<'); at != text.npos; at = text.find('<', at + 1)) {
+    const size_t last = std::min(text.find('>', at), text.size() - 1);
+    const std::string_view mark = text.substr(at, last - at + 1);
+    if (std::find(out.begin(), out.end(), mark) == out.end()) out.push_back(mark);
+  }
+}
+
 }  // namespace
 
 const CallSyntax* find_call_syntax(std::string_view format) {
@@ -152,12 +191,22 @@ const CallSyntax* find_call_syntax(std::string_view format) {
 }
 
 std::span<const std::string_view> call_marks() {
-  static constexpr std::string_view kMarks[] = {
-      "<parameter=",   "</parameter>", "</function>",      "<arg_key>",
-      "</arg_key>",    "<arg_value>",  "</arg_value>",     "</tool_call>",
-      "<escape>",      "<|\"|>",       "<|python_start|>", "<|tool_call_argument_begin|>",
-      "<｜tool▁sep｜>"};
-  return kMarks;
+  static const std::vector<std::string_view> marks = [] {
+    std::vector<std::string_view> out;
+    for (const CallFormat& format : formats()) {
+      add_marks(out, format.arguments.notation.quote);
+      for (std::string_view text : format.before) add_marks(out, text);
+      for (const CallForm& form : format.forms)
+        for (const Texts* texts : {&form.before_name, &form.after_name, &form.after})
+          for (std::string_view text : *texts) add_marks(out, text);
+      if (!format.arguments.syntax) continue;
+      const ArgumentSyntax& syntax = *format.arguments.syntax;
+      for (const Texts* texts : {&syntax.before_name, &syntax.before_value, &syntax.after_value})
+        for (std::string_view text : *texts) add_marks(out, text);
+    }
+    return out;
+  }();
+  return marks;
 }
 
 Ir call_grammar(std::string_view format, const Value& tools,

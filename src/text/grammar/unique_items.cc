@@ -1,11 +1,25 @@
 #include "text/grammar/unique_items.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/json.h"
 
 namespace tokamak::grammar {
+namespace {
+
+constexpr size_t kMaxLast = 32;
+
+}  // namespace
+
+void KnownStrings::add(std::string text) {
+  last_.push_back(std::move(text));
+  if (last_.size() < kMaxLast) return;
+  std::vector<std::string> all;
+  if (older_ != nullptr) all = *older_;
+  for (std::string& each : last_) all.push_back(std::move(each));
+  last_.clear();
+  older_ = std::make_shared<const std::vector<std::string>>(std::move(all));
+}
 
 bool UniqueItems::read(char byte, bool unique) {
   if (!in_string_) {
@@ -31,19 +45,18 @@ bool UniqueItems::read(char byte, bool unique) {
   in_string_ = false;
   if (!std::exchange(item_, false)) return true;
   std::string text = parse_json('"' + text_ + '"').as_string();
-  std::vector<std::string>& known = known_.back();
-  if (std::find(known.begin(), known.end(), text) != known.end()) return false;
-  known.push_back(std::move(text));
+  KnownStrings& known = known_.back();
+  if (known.any([&](const std::string& other) { return other == text; })) return false;
+  known.add(std::move(text));
   return true;
 }
 
 // With an escape in it, the text is not compared.
 bool UniqueItems::may_repeat() const {
-  const std::vector<std::string>& known = known_.back();
+  const KnownStrings& known = known_.back();
   if (!item_ || known.empty()) return false;
   if (text_.find('\\') != std::string::npos) return true;
-  return std::any_of(known.begin(), known.end(),
-                     [&](const std::string& other) { return other.starts_with(text_); });
+  return known.any([&](const std::string& other) { return other.starts_with(text_); });
 }
 
 }  // namespace tokamak::grammar

@@ -5,10 +5,12 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr int kMaxTypeDepth = 16;
+constexpr int kMaxTypeDepth = 16, kMaxTypeSchemas = 1000;
 
-uint32_t schema_types(const Value& schema, const Value& root, int depth) {
-  if (!schema.is_object() || depth > kMaxTypeDepth) return kAllTypes;
+// `left`: schemas that may still be visited. References can make a small schema visit very many.
+uint32_t schema_types(const Value& schema, const Value& root, int depth, int& left) {
+  if (!schema.is_object() || depth > kMaxTypeDepth || left <= 0) return kAllTypes;
+  --left;
   uint32_t bits = kAllTypes;
   auto each = [](const Value& list, auto&& bits_of) {
     uint32_t any = 0;
@@ -26,13 +28,13 @@ uint32_t schema_types(const Value& schema, const Value& root, int depth) {
   if (const Value* value = schema.find("const")) bits &= types_of(*value);
   for (const char* keyword : {"anyOf", "oneOf"})
     if (const Value* list = schema.find(keyword); list && list->is_array())
-      bits &= each(*list, [&](const Value& s) { return schema_types(s, root, depth + 1); });
+      bits &= each(*list, [&](const Value& s) { return schema_types(s, root, depth + 1, left); });
   if (const Value* list = schema.find("allOf"); list && list->is_array())
-    for (const Value& s : list->as_array()) bits &= schema_types(s, root, depth + 1);
+    for (const Value& s : list->as_array()) bits &= schema_types(s, root, depth + 1, left);
   if (const Value* ref = schema.find("$ref");
       ref && ref->is_string() && ref->as_string().starts_with('#'))
     if (const Value* to = find_pointer(root, std::string_view(ref->as_string()).substr(1)))
-      bits &= schema_types(*to, root, depth + 1);
+      bits &= schema_types(*to, root, depth + 1, left);
   return bits;
 }
 
@@ -61,7 +63,8 @@ uint32_t parameter_types(const Value& parameters, std::string_view name) {
   const Value* properties = parameters.is_object() ? parameters.find("properties") : nullptr;
   const Value* schema =
       properties != nullptr && properties->is_object() ? properties->find(name) : nullptr;
-  return schema == nullptr ? uint32_t{kAllTypes} : schema_types(*schema, parameters, 0);
+  int left = kMaxTypeSchemas;
+  return schema == nullptr ? uint32_t{kAllTypes} : schema_types(*schema, parameters, 0, left);
 }
 
 }  // namespace tokamak::grammar

@@ -1,5 +1,5 @@
 #pragma once
-// JSON types as bits, and those that a schema allows at first sight.
+// JSON types as bits, and those that a schema allows without a full evaluation.
 #include <cstdint>
 #include <string_view>
 
