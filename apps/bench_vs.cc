@@ -108,7 +108,7 @@ std::string today() {
 }
 
 // Programs take turns, so that other load on the machine affects both; each round starts with the
-// other one. Theirs is the first: a program that is not there is noticed at once.
+// other one. llama-bench runs first, so that a missing program fails at once.
 std::vector<VsRow> compare(const VsFlags& f, std::string& build) {
   std::vector<VsRow> rows;
   for (const std::string& model : f.models)

@@ -48,7 +48,7 @@ class Background(unittest.TestCase):
                          ("queued", True, [], None, "fake", {"a": "b"}))
         self.assertIn(self.get(first)["status"], ("queued", "in_progress"))
         got, refused = self.server.json("POST", PATH, {"input": "x", "previous_response_id": first["id"]})
-        self.assertEqual((got, refused["error"]["param"]), (400, "previous_response_id"))  # it is not there yet
+        self.assertEqual((got, refused["error"]["param"]), (400, "previous_response_id"))  # it has not been stored yet
         self.server.json("POST", f"{PATH}/{first['id']}/cancel")
         done = self.wait(self.create("[say One]"), "completed")
         plain = self.server.json("POST", PATH, {"input": "[say One]"})[1]

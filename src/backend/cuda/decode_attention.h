@@ -32,8 +32,8 @@ struct AttentionLaunch {
   uint32_t cache_f16;  // keys and values are f16 instead of bf16
 };
 
-// Blocks for so many (sequence, kv head) pairs, at most `most`: a few less where each then has
-// whole pairs, or a pair whole blocks, if all sequences are equally long.
+// The number of blocks for a number of (sequence, kv head) pairs, at most `most`. It is slightly
+// smaller if each block then has whole pairs, or each pair whole blocks, for equal lengths.
 constexpr int attention_blocks(int64_t pairs, int most) {
   const int64_t each = (pairs + most - 1) / most;
   const int64_t even = pairs > most ? (pairs + each - 1) / each : most / pairs * pairs;

@@ -14,10 +14,19 @@ namespace {
 // Larger tables are computed at run time: folding must not make the file of a small graph large.
 constexpr int64_t kMaxElements = 1 << 16;
 
+// An op without operands (iota) stays, because rules match it; what is computed from it is folded.
+bool is_source(const Node& node) {
+  return node.op->role == OpDef::Role::kOp && node.inputs.empty();
+}
+
 bool foldable(const Function& fn, const Node& node, const std::vector<Ref>& inputs) {
   if (node.op->writes_state || node.op->reads_state || node.op->tier == Tier::kRegion) return false;
-  for (Ref r : inputs)
-    if (fn.node(r.node).op->role != OpDef::Role::kConstant) return false;
+  if (is_source(node)) return false;
+  for (Ref r : inputs) {
+    const Node& from = fn.node(r.node);
+    if (is_source(from) && fn.tensor(r).elements().constant()) continue;
+    if (from.op->role != OpDef::Role::kConstant) return false;
+  }
   for (const Type& t : node.outputs) {
     if (t.kind != Type::Kind::kTensor) return false;
     if (t.tensor.dtype != DType::kF32 && t.tensor.dtype != DType::kI32) return false;
@@ -30,6 +39,7 @@ bool foldable(const Function& fn, const Node& node, const std::vector<Ref>& inpu
 }
 
 EvalTensor<float> value_of(const Function& fn, Ref r) {
+  if (is_source(fn.node(r.node))) return evaluate_node(fn.node(r.node), {})->at(0);
   const ConstantDecl& c = *fn.module().find_constant(fn.node(r.node).attrs.at("name").as_string());
   EvalTensor<float> t;
   t.integer = c.type.dtype == DType::kI32;

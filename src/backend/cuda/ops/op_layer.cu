@@ -150,7 +150,7 @@ TK_DEVICE void add_norm(const AddNormArgs& a) {
   }
 }
 
-// For rows of up to so many values; longer ones take the last, too. Half of the registers are left
+// The name gives the longest row; longer rows use the last kernel. Half of the registers are left
 // to the product that follows, which starts beside it; the last one needs them.
 TK_KERNEL_RESIDENT(op_add_norm_2048, AddNormArgs, 512, 2) { add_norm<512, 1, 8>(a); }
 TK_KERNEL_RESIDENT(op_add_norm_4096, AddNormArgs, 512, 2) { add_norm<512, 2, 4>(a); }
