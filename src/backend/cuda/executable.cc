@@ -38,11 +38,13 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       binder_(plans_, options.blocks, options.max_rows),
       arena_(plans_.arena_bytes),
       scratch_(scratch_bytes(plans_)),
+      kept_(kept_bytes(device_.multiprocessors())),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
       libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128")
                                   ? device_.multiprocessors()
-                                  : 0} {
+                                  : 0,
+                 kept_.address(), kept_.address() + kCounters * sizeof(uint32_t)} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
     if (int64_t rows = TableSampler::max_rows(plans_); rows > 0)
@@ -59,7 +61,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   ledger_.weights = weights_.bytes();
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes();
-  ledger_.scratch = scratch_.bytes();
+  ledger_.scratch = scratch_.bytes() + kept_.bytes();
   if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
   if (table_sampler_) ledger_.other += table_sampler_->bytes();
   if (blas_) ledger_.other += blas_->bytes();

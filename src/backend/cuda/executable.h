@@ -151,7 +151,7 @@ class CudaExecutable final : public Executable {
   std::unique_ptr<LayerLaunches> layers_;
   std::unique_ptr<StreamDecoder> streams_[2];  // by LaunchKind
   std::vector<std::string> symbols_;
-  Buffer arena_, scratch_, inputs_;
+  Buffer arena_, scratch_, kept_, inputs_;
   PinnedBuffer staged_, fetched_;
   DeviceEvent begin_, end_;
   std::vector<Prepared> prepared_;
