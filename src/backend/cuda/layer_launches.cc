@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/decode_attention.h"
 #include "backend/cuda/launches.h"
 #include "base/error.h"
 #include "plan/dispatch.h"
