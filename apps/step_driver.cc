@@ -1,6 +1,7 @@
 #include "apps/step_driver.h"
 
 #include <algorithm>
+#include <deque>
 
 namespace tokamak {
 
@@ -67,12 +68,24 @@ void StepDriver::prefill(int64_t tokens, int64_t max_tokens) {
 }
 
 void StepDriver::decode(int64_t steps) {
+  const int most = executable_.max_in_flight();
+  std::deque<Ticket> tickets;
+  auto collect = [&] {
+    executable_.collect(tickets.front(), result_);
+    tickets.pop_front();
+  };
   for (int64_t s = 0; s < steps; ++s) {
     step_.function = "decode";
-    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, 1);
-    run();
+    for (int64_t b = 0; b < batch_; ++b) {
+      add_sequence(b, 1);
+      if (most > 1) step_.ids.back() = last_id_of_row(static_cast<int32_t>(b));
+    }
+    tickets.push_back(executable_.submit(step_));
+    step_.clear();
     filled_ += 1;
+    if (std::ssize(tickets) == most) collect();
   }
+  while (!tickets.empty()) collect();
 }
 
 }  // namespace tokamak

@@ -18,7 +18,9 @@ class StepDriver {
   void reset() { filled_ = 0; }
   void prefill(int64_t tokens,
                int64_t max_tokens);  // of every sequence, in chunks of at most max_tokens per step
-  void decode(int64_t steps);        // one token of every sequence per step
+  // One token of every sequence per step. With executables that take several steps at a time, each
+  // step continues the tokens that the one before chose.
+  void decode(int64_t steps);
 
  private:
   void add_sequence(int64_t b, int64_t tokens);
