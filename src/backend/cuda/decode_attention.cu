@@ -339,8 +339,8 @@ class AttentionConsumer {
           const float* part = partial(s, c + k, h);
           const bool has = c + k <= last && !(sparse && l_.shares[c + k].places == 0);
           log_mass[k] = has ? __ldcg(part + C::kHead) : -INFINITY;
-          value[k] = has ? __ldcg(reinterpret_cast<const float4*>(part + d))
-                         : make_float4(0, 0, 0, 0);
+          value[k] =
+              has ? __ldcg(reinterpret_cast<const float4*>(part + d)) : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k) {
@@ -355,9 +355,8 @@ class AttentionConsumer {
         }
       }
       const float factor = 1 / mass;
-      *reinterpret_cast<uint2*>(output(pair(s), h) + d) =
-          make_uint2(pack2(sum[0] * factor, sum[1] * factor),
-                     pack2(sum[2] * factor, sum[3] * factor));
+      *reinterpret_cast<uint2*>(output(pair(s), h) + d) = make_uint2(
+          pack2(sum[0] * factor, sum[1] * factor), pack2(sum[2] * factor, sum[3] * factor));
     }
   }
 
@@ -395,7 +394,7 @@ __device__ void decode_attention(const AttentionLaunch& l) {
   extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionThreads,               \
                                                tokamak::cuda::kAttentionResident)              \
       decode_attention_##head(const __grid_constant__ tokamak::cuda::AttentionLaunch launch) { \
-    tokamak::cuda::decode_attention<tokamak::cuda::AttentionConfig<head>>(launch);              \
+    tokamak::cuda::decode_attention<tokamak::cuda::AttentionConfig<head>>(launch);             \
   }
 
 TK_DECODE_ATTENTION(128)

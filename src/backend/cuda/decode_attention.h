@@ -47,9 +47,9 @@ struct AttentionLaunch {
   const int32_t* lengths;  // [batch]: positions to attend to
   const int64_t* first;    // as in AttentionTable
   const AttentionShare* shares;
-  float* partials;         // [attention_partials(...), group, attention_partial_row(head_dim)]
-  uint32_t* done;          // [batch, kv_heads]: parts that are written; zero before and after
-  void* output;            // bf16 [batch, heads, head_dim]
+  float* partials;  // [attention_partials(...), group, attention_partial_row(head_dim)]
+  uint32_t* done;   // [batch, kv_heads]: parts that are written; zero before and after
+  void* output;     // bf16 [batch, heads, head_dim]
   int32_t batch, heads, kv_heads, page_size, page_stride;
   int32_t blocks;
   int32_t in_flight;  // quarters of tiles that may be loading at a time

@@ -98,10 +98,11 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs& key = a.key[0];
   return site.libraries.hopper_blocks > 0 && site.step.causal && a.rows == a.sequences &&
-         a.rows <= kAttentionMaxBatch && int64_t{a.rows} * key.heads <= kCounters && a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 &&
-         !a.sinks && a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
-         key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
-         a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
+         a.rows <= kAttentionMaxBatch && int64_t{a.rows} * key.heads <= kCounters && a.keys == 1 &&
+         !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && a.tq == DType::kBF16 &&
+         a.ty == DType::kBF16 && narrow(key.type) && key.type == a.value.type &&
+         (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
+         key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
          a.view.block_size % kAttentionPositions == 0 &&
          key.block_bytes == int64_t{key.heads} * a.view.block_size * a.d * 2 &&
          decode_partial_bytes(a.rows, a.heads, key.heads, a.d, site.libraries.hopper_blocks) <=

@@ -42,10 +42,10 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       last_tokens_(static_cast<size_t>(options.max_rows) * sizeof(int32_t)),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
-      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128")
-                                  ? device_.multiprocessors()
-                                  : 0,
-                 kept_.address(), kept_.address() + kCounters * sizeof(uint32_t)} {
+      libraries_{
+          blas_.get(),
+          kernels_.has("decode_attention", "decode_attention_128") ? device_.multiprocessors() : 0,
+          kept_.address(), kept_.address() + kCounters * sizeof(uint32_t)} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
     if (int64_t rows = TableSampler::max_rows(plans_); rows > 0)

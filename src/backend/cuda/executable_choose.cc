@@ -182,7 +182,7 @@ void CudaExecutable::stage_extras(size_t at) {
   if (step_->stream) {
     size_t here = place(rows * sizeof(DecodeState));
     step_->stream->make_states(binder_.ids(), phase.pos,
-                                  reinterpret_cast<DecodeState*>(step_->staged.data() + here));
+                               reinterpret_cast<DecodeState*>(step_->staged.data() + here));
     states_ = inputs_.address() + here;
   }
   if (step_->chooser != Chooser::kSampleRows) return;
@@ -211,7 +211,7 @@ void CudaExecutable::launch_stream(const Prepared& p) {
   stream_sampling_.clear();
   for (const SampleRow& sample : phase.samples)
     stream_sampling_.push_back(step_->chooser == Chooser::kStream ? stream_params(sample)
-                                                                     : DecodeSampling{});
+                                                                  : DecodeSampling{});
   StreamDecoder::Batch batch;
   batch.sampling = stream_sampling_;
   batch.state = states_;
@@ -269,8 +269,9 @@ void CudaExecutable::launch_resolve(const Prepared& p) {
   args.last = last_tokens_.as<int32_t>();
   args.tokens = static_cast<int32_t>(binder_.ids().size());
   sample_launch_.clear();
-  sample_launch_.add("sample", "resolve_ids", {(args.tokens + kResolveThreads - 1) / kResolveThreads},
-                     kResolveThreads, args);
+  sample_launch_.add("sample", "resolve_ids",
+                     {(args.tokens + kResolveThreads - 1) / kResolveThreads}, kResolveThreads,
+                     args);
   sample_launch_.run(stream_);
 }
 
@@ -293,7 +294,8 @@ void CudaExecutable::launch_sampling(const Prepared& p) {
 void CudaExecutable::take_tokens() {
   device_tokens_.clear();
   const size_t rows = step_->phase.samples.size();
-  const auto* states = reinterpret_cast<const DecodeState*>(step_->values.data() + step_->states_at);
+  const auto* states =
+      reinterpret_cast<const DecodeState*>(step_->values.data() + step_->states_at);
   if (step_->stream) step_->stream->check_step(states[0]);
   if (step_->chooser == Chooser::kStream) {
     for (size_t r = 0; r < rows; ++r)
@@ -311,9 +313,9 @@ void CudaExecutable::fetch_logits() {
   if (step_->phase.return_logits) return;
   const Fetched& late = step_->late;
   Tensor t = tensor_of(prepared_[step_->plan].outputs[late.output], step_->symbols);
-  check(
-      driver().copy_out(step_->values.data() + late.at, t.address, dtype_bytes(t.dtype, late.elements)),
-      "copying logits");
+  check(driver().copy_out(step_->values.data() + late.at, t.address,
+                          dtype_bytes(t.dtype, late.elements)),
+        "copying logits");
   step_->fetched.push_back(late);
 }
 

@@ -264,8 +264,7 @@ void CudaExecutable::finish_phase() {
   }
   take_tokens();
   const Plan& plan = plans_.plans[step_->plan];
-  SamplePhase place{step_->phase, step_->ids, step_->first_output,
-                    step_->first_sequence};
+  SamplePhase place{step_->phase, step_->ids, step_->first_output, step_->first_sequence};
   const bool on_device = !device_tokens_.empty() || step_->chooser == Chooser::kTable;
   bool has_logits = false;
   std::span<const float> layer_logits;

@@ -52,7 +52,7 @@ PagedAttention::PagedAttention(const Device& device, const void* cubin, const At
     fail(ErrorCode::kUnsupported, "decode attention: {} sequences, at most {} are possible",
          max_batch, kAttentionMaxBatch);
   kernel_ = module_.function(fmt::format("decode_attention_{}", shape.head_dim).c_str(),
-                            attention_shared_bytes(shape.head_dim));
+                             attention_shared_bytes(shape.head_dim));
   auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
   auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
   partials_ = Buffer(rows * heads * static_cast<size_t>(attention_partial_row(shape.head_dim)) *
