@@ -23,7 +23,6 @@ struct FewRowsConfig {
   static constexpr bool kDecoded = kType != DType::kBF16, kBlocks = kOfType.blocks();
   static constexpr int kBoxes = kOfType.columns / kFewRowsWidth;
   static constexpr int kStages = kSums.weights, kValueStages = kSums.values;
-  static constexpr int kMostStages = kSums.of_lines(kFewRowsLeast);
   static constexpr int kWeightBytes = kOfType.stage_bytes(), kValueBytes = kSums.value_bytes;
   static_assert(kValueBytes % 1024 == 0 && kWeightBytes % 1024 == 0);
 };
@@ -32,28 +31,28 @@ template <class C>
 struct FewRowsShared {
   unsigned char* stages;
   uint64_t* barriers;
-  int count, bytes;  // of stages of weights
 
-  __device__ FewRowsShared(unsigned char* memory, int lines)
-      : count(C::kStages * kFewRowsTile / lines), bytes(lines * C::kOfType.pitch) {
+  __device__ explicit FewRowsShared(unsigned char* memory) {
     const uint32_t at = shared_address(memory), past = (1024 - at % 1024) % 1024;
     stages = memory + past;
     barriers = reinterpret_cast<uint64_t*>(stages + C::kStages * C::kWeightBytes +
                                            C::kValueStages * C::kValueBytes);
   }
-  __device__ uint32_t weights(int stage) const { return shared_address(stages + stage * bytes); }
+  __device__ uint32_t weights(int stage) const {
+    return shared_address(stages + stage * C::kWeightBytes);
+  }
   __device__ uint32_t values(int stage) const {
-    return shared_address(stages + C::kStages * C::kWeightBytes + stage * C::kValueBytes);
+    return weights(C::kStages) + stage * C::kValueBytes;
   }
   __device__ uint32_t weights_full(int stage) const { return shared_address(barriers + stage); }
   __device__ uint32_t empty(int stage) const {  // the unit with these weights is done
-    return shared_address(barriers + C::kMostStages + stage);
+    return shared_address(barriers + C::kStages + stage);
   }
   __device__ uint32_t values_full(int stage) const {
-    return shared_address(barriers + 2 * C::kMostStages + stage);
+    return shared_address(barriers + 2 * C::kStages + stage);
   }
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
-    for (int s = 0; s < count; ++s) {
+    for (int s = 0; s < C::kStages; ++s) {
       barrier_init(weights_full(s), C::kOfType.copied_by_threads() ? C::kOfType.copiers() : 1);
       barrier_init(empty(s), kFewRowsMultipliers / 32);
     }
@@ -75,9 +74,9 @@ __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
 __device__ __forceinline__ void copy_tile(const FewRowsArgs& a, uint32_t to, int column, int tile,
                                           uint32_t full) {
   if (a.gated)
-    tensor_copy_4d(to, &a.w, column, tile * (a.sums.shares.lines / 2 / kFewRowsTurn), full);
+    tensor_copy_4d(to, &a.w, column, tile * (a.lines / 2 / kFewRowsTurn), full);
   else
-    tensor_copy<true>(to, &a.w, column, tile * a.sums.shares.lines, full);
+    tensor_copy<true>(to, &a.w, column, tile * a.lines, full);
 }
 
 // The weights, by one thread.
@@ -85,30 +84,30 @@ template <class C>
 __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& shared) {
   const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
   const int end = first_unit(a, blockIdx.x + 1);
-  RingPlace place, landed;
+  RingPlace<C::kStages> place, landed;
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit, place.next(shared.count)) {
-    if (unit - begin >= shared.count) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
+  for (int unit = begin; unit < end; ++unit, place.next()) {
+    if (unit - begin >= C::kStages) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
     if (unit - begin >= a.in_flight) {
       wait_barrier(shared.weights_full(landed.stage), landed.phase);
-      landed.next(shared.count);
+      landed.next();
     }
     const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
     const int tile = unit / steps, step = unit % steps;
-    barrier_expect(full, shared.bytes);
+    barrier_expect(full, a.lines * C::kOfType.pitch);
     constexpr int kCopies = C::kBlocks ? 1 : C::kBoxes;
     constexpr int kWidth = C::kBlocks ? C::kOfType.bytes / 2 : kFewRowsWidth;  // of two bytes each
 #pragma unroll
     for (int i = 0; i < kCopies; ++i)
-      copy_tile(a, to + i * (shared.bytes / kCopies), (step * kCopies + i) * kWidth, tile, full);
+      copy_tile(a, to + i * 2 * kGroupBytes, (step * kCopies + i) * kWidth, tile, full);
   }
 }
 
 // The row of the matrix that is line `line` of a tile.
 __device__ __forceinline__ int row_of_line(const FewRowsArgs& a, int tile, int line) {
-  if (!a.gated) return min(tile * a.sums.shares.lines + line, a.w_rows - 1);
+  if (!a.gated) return min(tile * a.lines + line, a.w_rows - 1);
   const int turn = line / kFewRowsTurn;
-  const int row = tile * (a.sums.shares.lines / 2) + turn / 2 * kFewRowsTurn + line % kFewRowsTurn;
+  const int row = tile * (a.lines / 2) + turn / 2 * kFewRowsTurn + line % kFewRowsTurn;
   return min(row, a.n - 1) + turn % 2 * a.n;
 }
 
@@ -119,10 +118,10 @@ __device__ void copy_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
   static_assert(C::kOfType.bytes % 2 == 0 && kPieces * 16 <= kPitch);
   const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
   const int end = first_unit(a, blockIdx.x + 1);
-  RingPlace place;
+  RingPlace<C::kStages> place;
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit, place.next(shared.count)) {
-    if (unit - begin >= shared.count) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
+  for (int unit = begin; unit < end; ++unit, place.next()) {
+    if (unit - begin >= C::kStages) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
     const int tile = unit / steps, past = unit % steps * C::kOfType.bytes;
     const uint32_t to = shared.weights(place.stage);
 #pragma unroll 4
@@ -144,12 +143,13 @@ __device__ void load_values(const FewRowsArgs& a, const FewRowsShared<C>& shared
   const int end = first_unit(a, blockIdx.x + 1);
   prefetch_map(&a.x);
   wait_for_earlier();
-  RingPlace place, done;
+  RingPlace<C::kValueStages> place;
+  RingPlace<C::kStages> done;
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit, place.next(C::kValueStages)) {
+  for (int unit = begin; unit < end; ++unit, place.next()) {
     if (unit - begin >= C::kValueStages) {
       wait_barrier(shared.empty(done.stage), done.phase);
-      done.next(shared.count);
+      done.next();
     }
     const uint32_t full = shared.values_full(place.stage);
     barrier_expect(full, C::kValueBytes);
@@ -208,15 +208,13 @@ class FewRowsConsumer {
       wait_barrier(shared_.values_full(of_values_.stage), of_values_.phase);
       if constexpr (C::kDecoded)
         multiply_decoded(past, (first + i) * C::kOfType.bytes);
-      else if (halves())
-        multiply_half();
       else
         multiply_shared();
       products_wait<0>();
       pin(sums_);
       if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
-      place_.next(shared_.count);
-      of_values_.next(C::kValueStages);
+      place_.next();
+      of_values_.next();
     }
   }
   __device__ uint64_t values_of_box(int box) const {
@@ -229,34 +227,12 @@ class FewRowsConsumer {
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box) {
       const uint64_t x = values_of_box(box);
-      const uint64_t w = rows_of_box(shared_.weights(place_.stage) +
-                                     box * (shared_.bytes / C::kBoxes) + warp_ / 4 * kGroupBytes);
+      const uint64_t w =
+          rows_of_box(shared_.weights(place_.stage) + (box * 2 + warp_ / 4) * kGroupBytes);
 #pragma unroll
       for (int k = 0; k < kFewRowsWidth / 16; ++k) wgmma<C::kRows>(sums_, w + k * 2, x + k * 2);
     }
     products_commit();
-  }
-  // In tiles of kFewRowsLeast lines a group of warps has all of them, for half of the values' rows:
-  // half as many sums of each thread are written. They are the first ones of sums_.
-  static constexpr bool kHalves = !C::kDecoded && C::kRows >= 64;
-  __device__ bool halves() const { return kHalves && a_.sums.shares.lines == kFewRowsLeast; }
-  __device__ void multiply_half() {
-    if constexpr (kHalves) {
-      auto& sums = *reinterpret_cast<float(*)[kSums / 2]>(sums_);
-      pin(sums);
-      products_begin();
-#pragma unroll
-      for (int box = 0; box < C::kBoxes; ++box) {
-        const uint64_t x = rows_of_box(shared_.values(of_values_.stage) + box * C::kRows * 128 +
-                                       warp_ / 4 * (C::kRows / 2 * 128));
-        const uint64_t w =
-            rows_of_box(shared_.weights(place_.stage) + box * (shared_.bytes / C::kBoxes));
-#pragma unroll
-        for (int k = 0; k < kFewRowsWidth / 16; ++k)
-          wgmma<C::kRows / 2>(sums, w + k * 2, x + k * 2);
-      }
-      products_commit();
-    }
   }
 
   // 64 columns of a warp's rows as bf16: four operands of products, of four words each.
@@ -285,7 +261,7 @@ class FewRowsConsumer {
   }
   __device__ int line(int eight) const { return 16 * warp_ + 8 * eight + lane_ / 4; }
   __device__ void decode_blocks(int box, const int (&past)[2], int before, Operands& to) const {
-    const unsigned char* stage = shared_.stages + place_.stage * shared_.bytes;
+    const unsigned char* stage = shared_.stages + place_.stage * C::kWeightBytes;
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight) {
       const unsigned char* row = stage + line(eight) * C::kOfType.pitch;
@@ -301,8 +277,8 @@ class FewRowsConsumer {
   }
   __device__ void round_halves(int box, Operands& to) const {
     const int row = 16 * warp_ + lane_ % 16;  // that the lane names
-    const unsigned char* at = shared_.stages + place_.stage * shared_.bytes +
-                              box * (shared_.bytes / C::kBoxes) + row * 128;
+    const unsigned char* at =
+        shared_.stages + place_.stage * C::kWeightBytes + box * 2 * kGroupBytes + row * 128;
 #pragma unroll
     for (int k = 0; k < kFewRowsWidth / 16; ++k) {
       uint32_t halves[4];
@@ -412,15 +388,14 @@ class FewRowsConsumer {
     return gate / (1.0f + expf(-gate)) * rounded(value);
   }
   __device__ void write(int tile) {
-    const int lines = a_.sums.shares.lines;
-    if (warp_ * 16 >= lines) return;  // what it multiplied is not of the tile
-    if (a_.f32) return write_floats(tile * lines + warp_ * 16);
-    if (!a_.gated) return write_pairs<2>(tile * lines + warp_ * 16);
+    if (warp_ * 16 >= a_.lines) return;  // what it multiplied is not of the tile
+    if (a_.f32) return write_floats(tile * a_.lines + warp_ * 16);
+    if (!a_.gated) return write_pairs<2>(tile * a_.lines + warp_ * 16);
 #pragma unroll
     for (int i = 0; i < kSums; i += 4)
 #pragma unroll
       for (int j = 0; j < 2; ++j) sums_[i + j] = gated(sums_[i + j], sums_[i + 2 + j]);
-    write_pairs<1>(tile * (lines / 2) + warp_ * kFewRowsTurn);
+    write_pairs<1>(tile * (a_.lines / 2) + warp_ * kFewRowsTurn);
   }
 
   // Sums: lines lane / 4 and that + 8; values' rows 8 * j + lane % 4 * 2 and the next. Lanes of
@@ -461,33 +436,27 @@ class FewRowsConsumer {
   }
   // In the order of few_rows_place.
   __device__ void leave_sums(int tile, uint16_t* plane) const {
-    if (halves())
-      leave_rows<C::kRows / 2>(tile, warp_ % 4, warp_ / 4 * (C::kRows / 2), plane);
-    else
-      leave_rows<C::kRows>(tile, warp_, 0, plane);
-  }
-  template <int kRows>
-  __device__ void leave_rows(int tile, int warp, int first, uint16_t* plane) const {
-    const int pitch = a_.sums.pitch(), row = first + value_row();
-    uint16_t* to = plane + row * pitch + tile * a_.sums.shares.lines + warp * 16 + lane_ / 8 * 4;
+    const int pitch = a_.sums.pitch();
+    uint16_t* to = plane + value_row() * pitch + tile * kFewRowsTile + warp_ * 16 + lane_ / 8 * 4;
 #pragma unroll
-    for (int j = 0; j < kRows / 8; ++j, to += 8 * pitch) {
+    for (int j = 0; j < C::kRows / 8; ++j, to += 8 * pitch) {
       const uint2 four = make_uint2(exchanged(j * 4), exchanged(j * 4 + 2));
-      if (j * 8 + row < a_.rows) *reinterpret_cast<uint2*>(to) = four;
+      if (j * 8 + value_row() < a_.rows) *reinterpret_cast<uint2*>(to) = four;
     }
   }
 
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
   int lane_, warp_;
-  RingPlace place_, of_values_;
+  RingPlace<C::kStages> place_;
+  RingPlace<C::kValueStages> of_values_;
   float sums_[kSums];
 };
 
 template <class C>
 __device__ void few_rows(const FewRowsArgs& a) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const FewRowsShared<C> shared(memory, a.sums.shares.lines);
+  const FewRowsShared<C> shared(memory);
   allow_next();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();

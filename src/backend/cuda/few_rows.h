@@ -11,7 +11,6 @@
 namespace tokamak::cuda {
 
 constexpr int kFewRowsTile = 128;         // rows of the matrix that a block works on at most
-constexpr int kFewRowsLeast = 64;         // and at least
 constexpr int kFewRowsWidth = 64;         // 16-bit values of a row in a box of a copy: 128 bytes
 constexpr int kFewRowsMultipliers = 256;  // threads: a warp has 16 lines of a tile
 // Lines of a tile are rows of the matrix in order. Where one half of the matrix gates the other,
@@ -55,7 +54,6 @@ TK_HOST_DEVICE constexpr const FewRowsType* few_rows_type(DType type) {
 // of them.
 struct FewRowsShares {
   int32_t tiles, steps, blocks;
-  int32_t lines;                                 // of a tile: rows of the matrix, a multiple of 16
   TK_HOST_DEVICE int block_of(int unit) const {  // unit: tile * steps + step
     return static_cast<int>(((unit + 1) * static_cast<int64_t>(blocks) - 1) /
                             (static_cast<int64_t>(tiles) * steps));
@@ -63,7 +61,7 @@ struct FewRowsShares {
   TK_HOST_DEVICE int first_of(int tile) const { return block_of(tile * steps); }
   TK_HOST_DEVICE int last_of(int tile) const { return block_of((tile + 1) * steps - 1); }
   TK_HOST_DEVICE int of_column(int column) const {  // without gate
-    return last_of(column / lines) - first_of(column / lines) + 1;
+    return last_of(column / kFewRowsTile) - first_of(column / kFewRowsTile) + 1;
   }
   int most_shares() const { return (blocks + tiles - 1) / tiles + 1; }
 };
@@ -74,7 +72,7 @@ struct FewRowsSums {
   uint16_t* planes;  // [most_shares, rows, pitch()]; null: there are none
   int64_t plane;     // elements
   FewRowsShares shares;
-  TK_HOST_DEVICE int pitch() const { return shares.tiles * shares.lines; }
+  TK_HOST_DEVICE int pitch() const { return shares.tiles * kFewRowsTile; }
 };
 // Where a column is in a row of these: of sixteen, the four that one lane has are neighbours.
 TK_HOST_DEVICE constexpr int few_rows_place(int column) {
@@ -92,19 +90,18 @@ struct FewRowsArgs {
   float* parts;  // [blocks, kFewRowsTile, most rows]: what is left for others to add; bf16 if y is
   uint32_t* ready;  // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;
+  int32_t lines;      // of a tile: a multiple of 16; kFewRowsTile where there are planes
   int32_t in_flight;  // stages whose weights may be loading at a time
   bool whole_tiles;   // no tile is shared
   bool gated;         // y = silu(x * first half) * (x * second half)
   bool f32;           // type of y
 };
 
-// Stages in shared memory. Weights are loaded before the values are known, so they get more room;
-// tiles of fewer lines have more stages in it.
+// Stages in shared memory. Weights are loaded before the values are known, so they get more room.
 // A few KB are left for the small kernels between the products, which run beside them.
 struct FewRowsStages {
   int weights, values;
   int value_bytes;  // of a stage
-  TK_HOST_DEVICE constexpr int of_lines(int lines) const { return weights * kFewRowsTile / lines; }
 };
 TK_HOST_DEVICE constexpr FewRowsStages few_rows_stages(const FewRowsType& type, int most_rows) {
   const int value_bytes = most_rows * type.columns * 2;
@@ -120,8 +117,7 @@ TK_HOST_DEVICE constexpr FewRowsStages few_rows_stages(const FewRowsType& type, 
 // They start at a multiple of 1024; barriers follow them.
 constexpr int few_rows_shared_bytes(const FewRowsType& type, int most_rows) {
   const FewRowsStages s = few_rows_stages(type, most_rows);
-  return 1024 + s.weights * type.stage_bytes() + s.of_lines(kFewRowsLeast) * 16 +
-         s.values * (s.value_bytes + 8);
+  return 1024 + s.weights * (type.stage_bytes() + 16) + s.values * (s.value_bytes + 8);
 }
 
 }  // namespace tokamak::cuda

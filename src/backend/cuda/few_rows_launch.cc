@@ -41,9 +41,9 @@ struct Division {
   int64_t lines = kFewRowsTile, tiles = 0, steps = 0, blocks = 0;
   bool whole = false;  // blocks have whole tiles
 };
-Division division_of(int64_t rows, int64_t steps, int most, int64_t height, bool any_height) {
-  Division best{.lines = height, .steps = steps};
-  best.tiles = (rows + height - 1) / height;
+Division division_of(int64_t rows, int64_t steps, int most, bool any_height) {
+  Division best{.steps = steps};
+  best.tiles = (rows + kFewRowsTile - 1) / kFewRowsTile;
   // The fewest blocks of which none gets more: fewer tiles are shared, and fewer sums are written.
   const int64_t units = (best.tiles * steps + most - 1) / most;
   best.blocks = (best.tiles * steps + units - 1) / units;
@@ -86,11 +86,8 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
            p.rows, p.n, p.k);
   const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
   const FewRowsType& type = *few_rows_type(p.type);
-  // Of many rows, sums take long to write: half of them for twice the reads of values.
-  const int64_t height =
-      split && type.type == DType::kBF16 && most > 32 ? kFewRowsLeast : kFewRowsTile;
   const Division d = division_of(p.gated ? 2 * p.n : p.n, (p.k + type.columns - 1) / type.columns,
-                                 blocks, height, p.gated && !type.copied_by_threads());
+                                 blocks, p.gated && !type.copied_by_threads());
   FewRowsLaunch out;
   out.kernel = fmt::format("few_rows_{}_{}", dtype_name(p.type), most);
   out.threads = few_rows_threads(type);
@@ -110,15 +107,14 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   a.ready = reinterpret_cast<uint32_t*>(memory + 4 * kFewRowsParts);
   a.rows = static_cast<int32_t>(p.rows);
   a.n = static_cast<int32_t>(p.n);
+  a.lines = static_cast<int32_t>(d.lines);
   a.whole_tiles = d.whole;
-  a.sums.shares = {static_cast<int32_t>(d.tiles), static_cast<int32_t>(d.steps), out.blocks,
-                   static_cast<int32_t>(d.lines)};
+  a.sums.shares = {static_cast<int32_t>(d.tiles), static_cast<int32_t>(d.steps), out.blocks};
   a.sums.plane = p.rows * a.sums.pitch();
   if (split) a.sums.planes = reinterpret_cast<uint16_t*>(memory + kFewRowsParts);
   constexpr int kInFlight = 32 * 1024;
-  const int stage_bytes = static_cast<int>(d.lines) * type.pitch;
-  a.in_flight = std::min((in_flight * kInFlight + stage_bytes - 1) / stage_bytes,
-                         few_rows_stages(type, most).of_lines(static_cast<int>(d.lines)));
+  a.in_flight = std::min((in_flight * kInFlight + type.stage_bytes() - 1) / type.stage_bytes(),
+                         few_rows_stages(type, most).weights);
   a.gated = p.gated;
   a.f32 = p.f32;
   return out;

@@ -110,11 +110,12 @@ __device__ inline void wait_barrier(uint32_t barrier, uint32_t phase) {
 }
 
 // The place of a turn in a ring.
+template <int kStages>
 struct RingPlace {
   int stage = 0;
   uint32_t phase = 0;
-  __device__ void next(int stages) {
-    if (++stage < stages) return;
+  __device__ void next() {
+    if (++stage < kStages) return;
     stage = 0;
     phase ^= 1;
   }

@@ -191,9 +191,9 @@ TK_DEVICE int lane_column(const RotateArgs& a) {
   return i < a.d / 2 ? i : 0;
 }
 
-// Columns of a head of a row, with the bias. blocks: whose sums those of each half are, 0 where the
-// product has joined them.
-TK_DEVICE void load_head(const RotateArgs& a, int row, int head, const int (&blocks)[2],
+// Columns of a head of a row, with the bias. blocks: whose sums they are, 0 where the product has
+// joined them.
+TK_DEVICE void load_head(const RotateArgs& a, int row, int head, int blocks,
                          const LaneColumns& bias, LaneColumns& x) {
   constexpr int kAtOnce = 6;  // blocks whose sums are asked for together
   const int half = a.d / 2, column = head * a.d + lane_column(a);
@@ -203,22 +203,21 @@ TK_DEVICE void load_head(const RotateArgs& a, int row, int head, const int (&blo
   };
   auto pair_at = [](const uint16_t* p) { return *reinterpret_cast<const uint32_t*>(p); };
   x[0][0] = x[0][1] = x[1][0] = x[1][1] = 0;
-  const int most = blocks[0] > blocks[1] ? blocks[0] : blocks[1];
-  if (most == 0) {
+  if (blocks == 0) {
     const uint16_t* from = a.x + int64_t{row} * (a.heads + 2 * a.kv_heads) * a.d + column;
     add(pair_at(from), x[0]);
     add(pair_at(from + half), x[1]);
   }
-  const uint16_t* planes = most ? a.sums.planes + int64_t{row} * a.sums.pitch() : nullptr;
+  const uint16_t* planes = blocks ? a.sums.planes + int64_t{row} * a.sums.pitch() : nullptr;
   const int places[2] = {few_rows_place(column), few_rows_place(column + half)};
 #pragma unroll 1
-  for (int first = 0; first < most; first += kAtOnce, planes += kAtOnce * a.sums.plane) {
+  for (int first = 0; first < blocks; first += kAtOnce, planes += kAtOnce * a.sums.plane) {
     uint32_t part[kAtOnce][2];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        part[i][j] = first + i < blocks[j] ? pair_at(planes + i * a.sums.plane + places[j]) : 0;
+        part[i][j] = first + i < blocks ? pair_at(planes + i * a.sums.plane + places[j]) : 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
@@ -256,9 +255,7 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   LaneColumns gain, bias;
   load_columns(a, gains, a.tg, 0, 1, gain);
   load_columns(a, head < heads ? biases : nullptr, a.tb, (query ? head : kv_head) * a.d, 0, bias);
-  int blocks[2] = {};
-  if (a.sums.planes && head < heads)
-    for (int j = 0; j < 2; ++j) blocks[j] = a.sums.shares.of_column(head * a.d + j * half);
+  const int blocks = a.sums.planes && head < heads ? a.sums.shares.of_column(head * a.d) : 0;
   wait_for_earlier();
   const int i = lane_column(a);
   const Vec4 turns = *reinterpret_cast<const Vec4*>(a.turns + (int64_t{row} * half + i) * 2);
