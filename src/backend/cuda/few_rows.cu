@@ -382,11 +382,6 @@ class FewRowsConsumer {
     }
   }
 
-  __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
-  __device__ static float gated(float gate, float value) {
-    gate = rounded(gate);
-    return gate / (1.0f + expf(-gate)) * rounded(value);
-  }
   __device__ void write(int tile) {
     if (warp_ * 16 >= a_.lines) return;  // what it multiplied is not of the tile
     if (a_.f32) return write_floats(tile * a_.lines + warp_ * 16);
@@ -394,7 +389,7 @@ class FewRowsConsumer {
 #pragma unroll
     for (int i = 0; i < kSums; i += 4)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) sums_[i + j] = gated(sums_[i + j], sums_[i + 2 + j]);
+      for (int j = 0; j < 2; ++j) sums_[i + j] = gated_value(sums_[i + j], sums_[i + 2 + j]);
     write_pairs<1>(tile * (a_.lines / 2) + warp_ * kFewRowsTurn);
   }
 

@@ -98,6 +98,13 @@ __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], const uint32_t* 
 #undef TK_SUMS_16
 #undef TK_SUMS_32
 
+// silu(gate) * value, of what bf16 holds of both.
+__device__ __forceinline__ float gated_value(float gate, float value) {
+  auto rounded = [](float v) { return __bfloat162float(__float2bfloat16(v)); };
+  gate = rounded(gate);
+  return gate / (1.0f + expf(-gate)) * rounded(value);
+}
+
 // Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
 __device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {
   return tile_descriptor(tile_start(address, 16), 1024);  // 16: not used, but not 0
