@@ -28,7 +28,7 @@ struct LatencyFlags {
   OpenOptions model;
   int64_t prompt = 512, gen = 64, depth = 0, batch = 1, step_tokens = 512;
   std::vector<int> threads;
-  int repeat = 5;
+  int repeat = 5, in_flight = 2;
   bool json = false;
 };
 
@@ -112,7 +112,7 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
   load.eager = setup.eager;
   std::unique_ptr<Executable> executable =
       setup.backend->load(plans, setup.source->weights(), load);
-  StepDriver driver(*executable, plans, f.batch, length);
+  StepDriver driver(*executable, plans, f.batch, length, f.in_flight);
   SteadyClock clock;
   Rates prefill, decode;
   for (int r = -1; r < f.repeat; ++r) {  // the first round warms caches and is not counted
@@ -200,6 +200,10 @@ void add_bench_verb(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--step-tokens", flags->step_tokens, "maximum number of prompt tokens per step")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--in-flight", flags->in_flight,
+                   "decode steps that are submitted at a time, where the backend takes several")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   verb->add_flag("--json", flags->json,
                  "print rows as JSON, with the plans that ran and the padded rows");

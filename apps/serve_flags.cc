@@ -267,7 +267,6 @@ void check_serve_flags(ServeFlags& flags) {
     config.max_queue = flags.max_queue;
     config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms * 1e6);
     config.prefix_cache = !flags.no_prefix_cache;
-    config.max_in_flight = 2;  // the engine takes as many as its backend can
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
   if (flags.api_keys.empty() && flags.key_file.empty())

@@ -1,11 +1,17 @@
 #include "apps/step_driver.h"
 
 #include <algorithm>
+#include <deque>
 
 namespace tokamak {
 
-StepDriver::StepDriver(Executable& executable, const PlanSet& plans, int64_t batch, int64_t length)
-    : executable_(executable), plans_(plans), batch_(batch), length_(length) {
+StepDriver::StepDriver(Executable& executable, const PlanSet& plans, int64_t batch, int64_t length,
+                       int in_flight)
+    : executable_(executable),
+      plans_(plans),
+      batch_(batch),
+      length_(length),
+      in_flight_(std::min(in_flight, executable.max_in_flight())) {
   SampleSpec spec;
   spec.temperature = 0;
   greedy_ = std::make_shared<SampleSpec>(spec);
@@ -67,12 +73,23 @@ void StepDriver::prefill(int64_t tokens, int64_t max_tokens) {
 }
 
 void StepDriver::decode(int64_t steps) {
+  std::deque<Ticket> tickets;
+  auto collect = [&] {
+    executable_.collect(tickets.front(), result_);
+    tickets.pop_front();
+  };
   for (int64_t s = 0; s < steps; ++s) {
     step_.function = "decode";
-    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, 1);
-    run();
+    for (int64_t b = 0; b < batch_; ++b) {
+      add_sequence(b, 1);
+      if (in_flight_ > 1) step_.ids.back() = last_id_of_row(static_cast<int32_t>(b));
+    }
+    tickets.push_back(executable_.submit(step_));
+    step_.clear();
     filled_ += 1;
+    if (std::ssize(tickets) == in_flight_) collect();
   }
+  while (!tickets.empty()) collect();
 }
 
 }  // namespace tokamak

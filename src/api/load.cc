@@ -117,6 +117,7 @@ TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o,
 EngineConfig engine_config(const OpenOptions& o, const SpeculativeOptions& speculative,
                            const PlanSet& plans, Backend& backend, const EmbeddingSpec& embedding) {
   EngineConfig config = default_engine_config(plans);
+  config.max_in_flight = 2;  // the engine takes as many as its backend can
   config.pool_first = embedding.pooling == Pooling::kFirst;
   if (o.max_sequences > 0) config.max_num_seqs = std::min(config.max_num_seqs, o.max_sequences);
   if (o.max_step_tokens > 0 && !config.encoder)

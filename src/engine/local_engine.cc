@@ -17,11 +17,10 @@ EngineConfig fitted(EngineConfig config, const PlanSet& plans, const Executable&
   return config;
 }
 
-// Empty: blocks cannot be transferred. Jobs run between two steps, so none may be in flight then.
+// Empty: blocks cannot be transferred.
 std::string layout_of(const PlanSet& plans, const EngineConfig& config,
                       const Executable& executable) {
-  if (!config.prefix_cache || config.recurrent || config.encoder || config.max_in_flight > 1)
-    return {};
+  if (!config.prefix_cache || config.recurrent || config.encoder) return {};
   std::string out = fmt::format("{} {}", config.model, plans.numerics_id);
   try {
     for (size_t g = 0; g < plans.groups.size(); ++g)
@@ -218,6 +217,8 @@ void LocalEngine::run_jobs() {
     std::lock_guard lock(mutex_);
     jobs.swap(jobs_);
   }
+  // No step is in flight while they run.
+  while (!jobs.empty() && !steps_.empty()) steps_.next(events_);
   for (std::packaged_task<void()>& job : jobs) job();
 }
 

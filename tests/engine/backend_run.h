@@ -42,6 +42,7 @@ inline Answers run(Backend& backend, const cpu::TestModel& model, RunSetup setup
   load.blocks = c.blocks;
   load.max_rows = c.max_num_seqs;
   auto executable = backend.load(cpu::plans_for(backend, model.plans), model.weights, load);
+  c.max_in_flight = executable->max_in_flight();
   for (const InputEntry& in : model.plans.inputs) c.tree_mask |= in.name == "mask";
   EngineCore core(c, setup.drafter);
   Simulator simulator(core, *executable, [](const StepInputs&) { return 1e-3; });

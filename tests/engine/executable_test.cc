@@ -1,6 +1,7 @@
 // What every executable promises, without the engine: block transfers, phases, padding, functions
 // with other inputs, masks.
 #include <cstring>
+#include <deque>
 
 #include "tests/engine/backend_run.h"
 
@@ -253,6 +254,63 @@ TEST_P(Executables, MasksComeAfterSubmit) {
     EXPECT_EQ(result.ids.back(), allowed);
     EXPECT_EQ(result.path.size(), allowed < 0 ? 0u : 1u);
     EXPECT_EQ(result.failed[0], allowed < 0 ? StepFailure::kNothingAllowed : StepFailure::kNone);
+  }
+}
+
+// Steps that continue tokens of steps in flight choose the tokens that they choose one by one. In
+// the middle a row is given to another sequence.
+TEST_P(Executables, StepsInFlightDoNotChangeAToken) {
+  constexpr int32_t kSteps = 9, kNewAt = 5;
+  TestModel model(small_model());
+  auto tokens = [&](const SampleSpec& spec, int in_flight) {
+    auto exe = load(model.plans, model.weights);
+    auto shared = std::make_shared<const SampleSpec>(spec);
+    TestSequence sequences[] = {sequence(1, 0, 2), sequence(2, kStride, 1)};
+    std::vector<int32_t> chosen;
+    std::deque<Ticket> tickets;
+    auto collect = [&] {
+      StepResult result;
+      exe->collect(tickets.front(), result);
+      tickets.pop_front();
+      chosen.insert(chosen.end(), result.ids.begin(), result.ids.end());
+    };
+    for (int32_t i = 0; i < kSteps; ++i) {
+      StepInputs step;
+      if (i == kNewAt) sequences[0] = sequence(3, 2 * kStride, 2);
+      for (TestSequence& s : sequences) {
+        const bool first = s.done == 0;
+        if (first) step.resets.push_back({s.row, 12, {s.tokens.begin(), s.tokens.begin() + 12}});
+        if (!first) s.tokens[static_cast<size_t>(s.done)] = last_id_of_row(s.row);
+        add_to_step(step, s, first ? 12 : 1);
+        s.done += first ? 12 : 1;
+      }
+      cpu::set_tables(step, {&sequences[0], &sequences[1]}, model.plans.groups.size(), kStride);
+      step.return_logits = false;
+      step.samples.clear();
+      step.out_rows.clear();
+      for (size_t b = 0; b < 2; ++b) {
+        step.out_rows.push_back(step.q_start[b + 1] - 1);
+        step.samples.push_back({.position = step.kv_len[b], .spec = shared});
+      }
+      tickets.push_back(exe->submit(step));
+      if (std::ssize(tickets) == in_flight) collect();
+    }
+    while (!tickets.empty()) collect();
+    return chosen;
+  };
+  SampleSpec greedy, any, best;
+  greedy.temperature = 0;
+  any.temperature = 1.3f;
+  any.top_p = 0.9f;
+  best.top_k = 7;  // may be left to the host
+  SampleSpec penalised = greedy;
+  penalised.repetition_penalty = 1.5f;
+  const int most = load(model.plans, model.weights)->max_in_flight();
+  for (const SampleSpec& spec : {greedy, any, best, penalised}) {
+    const std::vector<int32_t> one = tokens(spec, 1);
+    EXPECT_EQ(one.size(), 2 * kSteps);
+    for (int in_flight = 2; in_flight <= most; ++in_flight)
+      EXPECT_EQ(tokens(spec, in_flight), one) << spec.temperature << spec.top_k;
   }
 }
 

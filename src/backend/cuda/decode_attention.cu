@@ -13,66 +13,103 @@ constexpr int kHeadCost = 8;
 static_assert(kTilePositions == kAttentionPositions);
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
-// How the groups of kTilePositions of a batch are numbered: by sequence, head, position.
-struct Numbering {
-  int64_t first[kAttentionMaxBatch + 1];  // place of each sequence's first head; then the total
+// The groups of kTilePositions of a batch are numbered by sequence, head, position. Places of one
+// head of a sequence: its groups, after kHeadCost empty places that stand for the time it takes to
+// begin and end a head.
+__device__ int places_of_head(int length) {
+  const int groups = (length + kTilePositions - 1) / kTilePositions;
+  return groups > 0 ? groups + kHeadCost : 0;
+}
+__device__ int64_t first_place(int64_t places, int64_t block, int blocks) {
+  return places * block / blocks;
+}
 
-  // Places of one head of a sequence: its groups, after kHeadCost empty places that stand for the
-  // time it takes to begin and end a head.
-  __device__ static int places(const AttentionLaunch& l, int sequence) {
-    int groups = (l.lengths[sequence] + kTilePositions - 1) / kTilePositions;
-    return groups > 0 ? groups + kHeadCost : 0;
-  }
-  // By one warp: prefix sums.
-  __device__ void make(const AttentionLaunch& l) {
-    int lane = threadIdx.x % 32;
-    int64_t total = 0;
+// By one warp: each sequence's first place; then their number.
+__device__ void number_places(const AttentionTable& t, int64_t* first) {
+  const int lane = threadIdx.x % 32;
+  int64_t total = 0;
 #pragma unroll 1
-    for (int start = 0; start < l.batch; start += 32) {
-      int b = start + lane;
-      int64_t own = b < l.batch ? static_cast<int64_t>(places(l, b)) * l.kv_heads : 0, sum = own;
+  for (int start = 0; start < t.batch; start += 32) {
+    const int b = start + lane;
+    const int64_t own = b < t.batch ? int64_t{places_of_head(t.lengths[b])} * t.kv_heads : 0;
+    int64_t sum = own;
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        int64_t below = __shfl_up_sync(kAllLanes, sum, d);
-        if (lane >= d) sum += below;
-      }
-      if (b < l.batch) first[b] = total + sum - own;
-      total += __shfl_sync(kAllLanes, sum, 31);
+    for (int d = 1; d < 32; d *= 2) {
+      const int64_t below = __shfl_up_sync(kAllLanes, sum, d);
+      if (lane >= d) sum += below;
     }
-    if (lane == 0) first[l.batch] = total;
+    if (b < t.batch) first[b] = total + sum - own;
+    total += __shfl_sync(kAllLanes, sum, 31);
   }
-  __device__ int64_t begin_of(const AttentionLaunch& l, int block) const {
-    return first[l.batch] * block / l.blocks;
+  if (lane == 0) first[t.batch] = total;
+}
+
+__device__ AttentionShare share_of(const AttentionTable& t, const int64_t* first, int block) {
+  const int64_t at = first_place(first[t.batch], block, t.blocks);
+  const int64_t end = first_place(first[t.batch], block + 1, t.blocks);
+  if (at == end) return {};
+  int low = 0, high = t.batch - 1;  // the last sequence that begins at `at` or before
+#pragma unroll 1
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first[middle] <= at)
+      low = middle;
+    else
+      high = middle - 1;
   }
-};
+  AttentionShare out;
+  out.sequence = low;
+  out.length = t.lengths[low];
+  out.of = places_of_head(out.length);
+  const int inside = static_cast<int>(at - first[low]);
+  out.head = inside / out.of;
+  out.place = inside % out.of;
+  out.places = static_cast<int32_t>(end - at);
+  return out;
+}
 
 // Consecutive places of one head of one sequence that one block works on.
 struct Segment {
-  int sequence = 0, head = 0, places = 0;
+  int sequence = 0, head = 0, length = 0;
+  int places = 0, of = 0;    // of: places of the whole head
   int group = 0, count = 0;  // groups; count may be 0
-  // Before the first find().
-  __device__ void seek(const AttentionLaunch& l, const Numbering& n, int64_t at) {
-    int high = l.batch - 1;
-#pragma unroll 1
-    while (sequence < high) {
-      int middle = (sequence + high + 1) / 2;
-      if (n.first[middle] <= at)
-        sequence = middle;
-      else
-        high = middle - 1;
+};
+
+// The segments of a block, in order.
+class Segments {
+ public:
+  __device__ Segments(const AttentionLaunch& l, const AttentionShare& share)
+      : l_(l), place_(share.place), left_(share.places) {
+    now_.sequence = share.sequence;
+    now_.head = share.head;
+    now_.length = share.length;
+    now_.of = share.of;
+  }
+  // One without places is after the last.
+  __device__ Segment next() {
+    if (left_ > 0 && place_ == now_.of) {
+      place_ = 0;
+      if (++now_.head == l_.kv_heads) next_sequence();
     }
+    now_.places = min(now_.of - place_, left_);
+    now_.group = max(place_ - kHeadCost, 0);
+    now_.count = max(place_ + now_.places - kHeadCost, 0) - now_.group;
+    place_ += now_.places;
+    left_ -= now_.places;
+    return now_;
   }
-  // The segment at `at`, not beyond `end`. Sequences only go up.
-  __device__ void find(const AttentionLaunch& l, const Numbering& n, int64_t at, int64_t end) {
-#pragma unroll 1
-    while (n.first[sequence + 1] <= at) ++sequence;
-    int per_head = Numbering::places(l, sequence);
-    int inside = static_cast<int>(at - n.first[sequence]), place = inside % per_head;
-    head = inside / per_head;
-    places = static_cast<int>(min(static_cast<int64_t>(per_head - place), end - at));
-    group = max(place - kHeadCost, 0);
-    count = max(place + places - kHeadCost, 0) - group;
+
+ private:
+  __device__ void next_sequence() {
+    now_.head = 0;
+    do {
+      now_.length = l_.lengths[++now_.sequence];
+      now_.of = places_of_head(now_.length);
+    } while (now_.of == 0);
   }
+  const AttentionLaunch& l_;
+  Segment now_;
+  int place_, left_;
 };
 
 template <int kHead_>
@@ -86,17 +123,16 @@ struct AttentionConfig : RingConfig<kAttentionWarps, kAttentionSlots, kTilePosit
 template <class C>
 struct alignas(1024) AttentionShared {
   RingStorage<C> ring;
-  Numbering numbering;
   alignas(16) uint16_t queries[kMaxGroup][C::kQueryRow];  // of the cache's type
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   float sums[C::kWarps][kMaxGroup][C::kSumRow];
+  bool last;  // of the blocks that share a head
 };
 static_assert(sizeof(AttentionShared<AttentionConfig<64>>) == attention_shared_bytes(64));
 static_assert(sizeof(AttentionShared<AttentionConfig<128>>) == attention_shared_bytes(128));
 
 template <class C>
-__device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, int64_t at,
-                        int64_t end) {
+__device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, Segments segments) {
   constexpr uint32_t kBytes = kTilePositions * C::kHead * 2;
   RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
   const int consumer = ring.consumer();
@@ -111,22 +147,15 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
     return has_work(s, done) ? __ldg(pages + position(s, done) / l.page_size) : 0;
   };
   // Pages are asked for one tile and one segment ahead: copies must not wait for their numbers.
-  Segment next;
-  next.seek(l, shared.numbering, at);
-  if (at < end) next.find(l, shared.numbering, at, end);
+  Segment next = segments.next();
   int next_page = page_at(next, 0);
   bool waited = false;
 #pragma unroll 1
-  while (at < end) {
+  while (next.places > 0) {
     const Segment segment = next;
     int page = next_page;
-    at += segment.places;
-    if (at < end) {
-      next.find(l, shared.numbering, at, end);
-      next_page = page_at(next, 0);
-    }
     // Only a sequence's newest position is written by the launch before.
-    const int newest = (l.lengths[segment.sequence] - 1) / kTilePositions - segment.group;
+    const int newest = (segment.length - 1) / kTilePositions - segment.group;
 #pragma unroll 1
     for (int done = 0; done < segment.count; done += C::kWarps) {
       const bool has = has_work(segment, done);
@@ -142,7 +171,13 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
         copy_cached(to, l.keys, from, barrier);
         copy_cached(to + kBytes, l.values, from, barrier);
       });
+      if (done > 0) continue;
+      next = segments.next();
+      next_page = page_at(next, 0);
     }
+    if (segment.count > 0) continue;
+    next = segments.next();
+    next_page = page_at(next, 0);
   }
   ring.drain();
 }
@@ -158,40 +193,50 @@ class AttentionConsumer {
         group_(l.heads / l.kv_heads),
         ring_(shared.ring, warp_, now_ns() + kTimeoutNs) {}
 
-  __device__ void run(int64_t at, int64_t end) {
-    Segment segment;
-    segment.seek(l_, shared_.numbering, at);
-    if (at < end) segment.find(l_, shared_.numbering, at, end);
+  __device__ void run(Segments segments) {
+    Segment segment = segments.next();
+    const bool empty = blockIdx.x < l_.batch && l_.lengths[blockIdx.x] == 0;
     wait_for_earlier();
-    if (at < end) ask(segment);
-    auto next = [&] {
-      if (at >= end) return;
-      segment.find(l_, shared_.numbering, at, end);
-      ask(segment);
-    };
+    if (segment.places > 0) ask(segment);
+    if (empty) clear(blockIdx.x);
 #pragma unroll 1
-    while (at < end) {
+    for (int b = blockIdx.x + l_.blocks; b < l_.batch; b += l_.blocks)
+      if (l_.lengths[b] == 0) clear(b);
+#pragma unroll 1
+    while (segment.places > 0) {
       const Segment now = segment;
-      at += now.places;
-      if (now.count == 0) {
-        if (threadIdx.x < group_) partial(now, threadIdx.x)[C::kHead] = -INFINITY;
-        next();
-        continue;
-      }
-      put_queries();
-      next();
-      sync_consumers<C>();
-      l_.cache_f16 ? attend<true>(now) : attend<false>(now);
-      sync_consumers<C>();
+      if (now.count > 0) put_queries();
+      segment = segments.next();
+      if (segment.places > 0) ask(segment);
+      if (now.count > 0) {
+        sync_consumers<C>();
+        l_.cache_f16 ? attend<true>(now) : attend<false>(now);
+        sync_consumers<C>();
 #pragma unroll 1
-      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(now, i);
+        for (int i = threadIdx.x; i < group_ * C::kHead / 2; i += C::kConsumers) write(now, i);
+      } else if (threadIdx.x < group_) {
+        partial(now, blockIdx.x, threadIdx.x)[C::kHead] = -INFINITY;
+      }
+      if (now.places < now.of && is_last(now)) join(now);
     }
   }
 
  private:
-  __device__ float* partial(const Segment& s, int h) const {
-    int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
-    return l_.partials + (row * group_ + h) * attention_partial_row(C::kHead);
+  __device__ int64_t pair(const Segment& s) const {
+    return static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head;
+  }
+  __device__ float* partial(const Segment& s, int64_t block, int h) const {
+    return l_.partials + ((pair(s) + block) * group_ + h) * attention_partial_row(C::kHead);
+  }
+  __device__ Bf16* output(int64_t pair, int h) const {
+    return static_cast<Bf16*>(l_.output) + (pair * group_ + h) * C::kHead;
+  }
+  // The result of a sequence without positions: no block has a share of it.
+  __device__ void clear(int sequence) const {
+    auto* to = reinterpret_cast<uint4*>(output(static_cast<int64_t>(sequence) * l_.kv_heads, 0));
+#pragma unroll 1
+    for (int i = threadIdx.x; i < l_.heads * C::kHead / 8; i += C::kConsumers)
+      to[i] = make_uint4(0, 0, 0, 0);
   }
   // The queries of the next segment: they arrive while the one before is worked on.
   __device__ void ask(const Segment& s) {
@@ -216,12 +261,11 @@ class AttentionConsumer {
   template <bool kHalf>
   __device__ void attend(const Segment& s) {
     AttendTiles<C::kHead, kHalf> tiles(shared_.queries[0], C::kQueryRow, group_, l_.scale);
-    int length = l_.lengths[s.sequence];
 #pragma unroll 1
     for (int done = 0; done < s.count; done += C::kWarps) {
       if (done + warp_ < s.count) {
         const uint32_t keys = shared_address(ring_.wait());
-        int valid = length - (s.group + done + warp_) * kTilePositions;
+        int valid = s.length - (s.group + done + warp_) * kTilePositions;
         tiles.add(keys, keys + kTilePositions * C::kHead * 2, min(valid, kTilePositions));
         ring_.release();
       } else {
@@ -234,22 +278,86 @@ class AttentionConsumer {
     }
     if (tiles.any()) tiles.store_sums(shared_.sums[warp_][0], C::kSumRow, group_);
   }
-  // One element of the partial result, from all warps.
+  // Two elements of the result, or of a part of it, from all warps.
   __device__ void write(const Segment& s, int i) {
-    int h = i / C::kHead, d = i % C::kHead;
-    float peak = -INFINITY, mass = 0, total = 0;
+    const int h = i / (C::kHead / 2), d = i % (C::kHead / 2) * 2;
+    float peak = -INFINITY, mass = 0, total[2] = {};
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, shared_.peak[h][w]);
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
       if (shared_.mass[h][w] == 0) continue;
-      float weight = exp2f(shared_.peak[h][w] - peak);
+      const float weight = exp2f(shared_.peak[h][w] - peak);
+      const float2 sum = *reinterpret_cast<const float2*>(&shared_.sums[w][h][d]);
       mass = fmaf(weight, shared_.mass[h][w], mass);
-      total = fmaf(weight, shared_.sums[w][h][d], total);
+      total[0] = fmaf(weight, sum.x, total[0]);
+      total[1] = fmaf(weight, sum.y, total[1]);
     }
-    float* to = partial(s, h);
-    to[d] = shared_.ring.is_dead() ? NAN : total / mass;  // a timeout must not pass unseen
+    if (shared_.ring.is_dead()) mass = NAN;  // a timeout must not pass unseen
+    const float2 v = make_float2(total[0] / mass, total[1] / mass);
+    if (s.places == s.of) {
+      *reinterpret_cast<uint32_t*>(output(pair(s), h) + d) = pack2(v.x, v.y);
+      return;
+    }
+    float* to = partial(s, blockIdx.x, h);
+    *reinterpret_cast<float2*>(to + d) = v;
     if (d == 0) to[C::kHead] = peak + log2f(mass);
+  }
+  // After the part of a head is written: whether all others are.
+  __device__ bool is_last(const Segment& s) {
+    __threadfence();
+    sync_consumers<C>();
+    if (threadIdx.x == 0) {
+      uint32_t* done = l_.done + pair(s);
+      const uint32_t places = static_cast<uint32_t>(s.places);
+      shared_.last = atomicAdd(done, places) + places == static_cast<uint32_t>(s.of);
+      if (shared_.last) *done = 0;
+      __threadfence();
+    }
+    sync_consumers<C>();
+    return shared_.last;
+  }
+  // The parts of all blocks, in their order.
+  __device__ void join(const Segment& s) {
+    const int64_t begin = l_.first[s.sequence] + static_cast<int64_t>(s.head) * s.of;
+    const int64_t places = l_.first[l_.batch];
+    auto block_of = [&](int64_t place) { return ((place + 1) * l_.blocks - 1) / places; };
+    const int64_t first = block_of(begin), last = block_of(begin + s.of - 1);
+    const bool sparse = places < l_.blocks;  // some blocks have no places
+    constexpr int kAtOnce = 4;               // parts that are asked for together
+    constexpr int kQuads = C::kHead / 4;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < group_ * kQuads; i += C::kConsumers) {
+      const int h = i / kQuads, d = i % kQuads * 4;
+      float peak = -INFINITY, mass = 0, sum[4] = {};
+#pragma unroll 1
+      for (int64_t c = first; c <= last; c += kAtOnce) {
+        float log_mass[kAtOnce];
+        float4 value[kAtOnce];
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const float* part = partial(s, c + k, h);
+          const bool has = c + k <= last && !(sparse && l_.shares[c + k].places == 0);
+          log_mass[k] = has ? __ldcg(part + C::kHead) : -INFINITY;
+          value[k] =
+              has ? __ldcg(reinterpret_cast<const float4*>(part + d)) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (log_mass[k] == -INFINITY) continue;  // no part, or one of empty places only
+          const float top = fmaxf(peak, log_mass[k]), old = exp2f(peak - top);
+          const float weight = exp2f(log_mass[k] - top);
+          const float v[4] = {value[k].x, value[k].y, value[k].z, value[k].w};
+          mass = mass * old + weight;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum[j] = sum[j] * old + weight * v[j];
+          peak = top;
+        }
+      }
+      const float factor = 1 / mass;
+      *reinterpret_cast<uint2*>(output(pair(s), h) + d) = make_uint2(
+          pack2(sum[0] * factor, sum[1] * factor), pack2(sum[2] * factor, sum[3] * factor));
+    }
   }
 
   const AttentionLaunch& l_;
@@ -260,115 +368,22 @@ class AttentionConsumer {
 };
 
 template <class C>
-__device__ void attention_parts(const AttentionLaunch& l) {
+__device__ void decode_attention(const AttentionLaunch& l) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
   allow_next();
+  // Made before any launch that this one may overlap with.
+  const AttentionShare share = l.shares[blockIdx.x];
   if (threadIdx.x == 0) shared.ring.init();
-  if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
+  if (threadIdx.x == C::kConsumers) {
+    prefetch_map(&l.keys);
+    prefetch_map(&l.values);
+  }
   __syncthreads();
-  int64_t at = shared.numbering.begin_of(l, blockIdx.x);
-  int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
-  if (threadIdx.x / 32 >= C::kWarps)
-    produce<C>(l, shared, at, end);
+  if (threadIdx.x >= C::kConsumers)
+    produce<C>(l, shared, Segments(l, share));
   else
-    AttentionConsumer<C>(l, shared).run(at, end);
-}
-
-// Places of the batch and of one sequence in it, numbered like Numbering. Made by one warp.
-struct SequencePlaces {
-  int64_t begin = 0, each = 0, total = 0;  // each: of a head
-  __device__ SequencePlaces(const AttentionLaunch& l, int sequence) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int b = lane; b < l.batch; b += 32) {
-      const int64_t own = static_cast<int64_t>(Numbering::places(l, b)) * l.kv_heads;
-      total += own;
-      if (b < sequence) begin += own;
-    }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-      begin += __shfl_xor_sync(kAllLanes, begin, d);
-      total += __shfl_xor_sync(kAllLanes, total, d);
-    }
-    each = Numbering::places(l, sequence);
-  }
-};
-
-__device__ int64_t begin_of(const AttentionLaunch& l, int64_t places, int64_t block) {
-  return places * block / l.blocks;
-}
-
-// The blocks that worked on a (sequence, kv head) pair. Found by one warp.
-struct JoinedBlocks {
-  int first, last;
-  int64_t places;  // of the batch
-  __device__ static JoinedBlocks find(const AttentionLaunch& l, int pair) {
-    const SequencePlaces of(l, pair / l.kv_heads);
-    const int64_t begin = of.begin + pair % l.kv_heads * of.each, end = begin + of.each;
-    const int64_t total = max(of.total, static_cast<int64_t>(1));
-    int c = static_cast<int>(begin * l.blocks / total);
-    while (c > 0 && begin_of(l, of.total, c) > begin) --c;
-    while (begin_of(l, of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
-    const int from = c;
-    c = min(static_cast<int>(end * l.blocks / total), l.blocks - 1);
-    while (c > from && begin_of(l, of.total, c) >= end) --c;
-    while (c + 1 < l.blocks && begin_of(l, of.total, c + 1) < end) ++c;
-    return {from, of.each > 0 ? c : from - 1, of.total};
-  }
-};
-
-// One block per (sequence, kv head): the parts of all blocks that worked on it.
-template <int kHead>
-__device__ void attention_join(const AttentionLaunch& l) {
-  __shared__ JoinedBlocks found;
-  const int pair = blockIdx.x, group = l.heads / l.kv_heads;
-  allow_next();
-  if (threadIdx.x / 32 == 0) {
-    const JoinedBlocks blocks = JoinedBlocks::find(l, pair);
-    if (threadIdx.x == 0) found = blocks;
-  }
-  wait_for_earlier();
-  __syncthreads();
-  const auto [first, last, places] = found;
-  const bool sparse = places < l.blocks;  // some blocks have no places
-  constexpr int kAtOnce = 4;              // parts that are asked for together
-  constexpr int kQuads = kHead / 4;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < group * kQuads; i += blockDim.x) {
-    const int h = i / kQuads, d = i % kQuads * 4;
-    float peak = -INFINITY, mass = 0, sum[4] = {};
-#pragma unroll 1
-    for (int64_t c = first; c <= last; c += kAtOnce) {
-      float log_mass[kAtOnce];
-      float4 value[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const float* part =
-            l.partials + ((pair + c + k) * group + h) * attention_partial_row(kHead);
-        const bool has = c + k <= last &&
-                         !(sparse && begin_of(l, places, c + k + 1) == begin_of(l, places, c + k));
-        log_mass[k] = has ? part[kHead] : -INFINITY;
-        value[k] = has ? *reinterpret_cast<const float4*>(part + d) : make_float4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (log_mass[k] == -INFINITY) continue;  // no part, or one of empty places only
-        const float top = fmaxf(peak, log_mass[k]), old = exp2f(peak - top);
-        const float weight = exp2f(log_mass[k] - top);
-        const float v[4] = {value[k].x, value[k].y, value[k].z, value[k].w};
-        mass = mass * old + weight;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[j] = sum[j] * old + weight * v[j];
-        peak = top;
-      }
-    }
-    const float factor = mass > 0 ? 1 / mass : 0;
-    *reinterpret_cast<uint2*>(static_cast<Bf16*>(l.output) +
-                              (static_cast<int64_t>(pair) * group + h) * kHead + d) =
-        make_uint2(pack2(sum[0] * factor, sum[1] * factor),
-                   pack2(sum[2] * factor, sum[3] * factor));
-  }
+    AttentionConsumer<C>(l, shared).run(Segments(l, share));
 }
 
 }  // namespace
@@ -379,12 +394,18 @@ __device__ void attention_join(const AttentionLaunch& l) {
   extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionThreads,               \
                                                tokamak::cuda::kAttentionResident)              \
       decode_attention_##head(const __grid_constant__ tokamak::cuda::AttentionLaunch launch) { \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head>>(launch);              \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256, 4) decode_attention_join_##head(           \
-      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                         \
-    tokamak::cuda::attention_join<head>(launch);                                               \
+    tokamak::cuda::decode_attention<tokamak::cuda::AttentionConfig<head>>(launch);             \
   }
 
 TK_DECODE_ATTENTION(128)
 TK_DECODE_ATTENTION(64)
+
+extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionTableThreads)
+    decode_attention_table(const __grid_constant__ tokamak::cuda::AttentionTable t) {
+  __shared__ int64_t first[tokamak::cuda::kAttentionMaxBatch + 1];
+  if (threadIdx.x < 32) tokamak::cuda::number_places(t, first);
+  __syncthreads();
+  for (int b = threadIdx.x; b <= t.batch; b += blockDim.x) t.first[b] = first[b];
+  for (int block = threadIdx.x; block < t.blocks; block += blockDim.x)
+    t.shares[block] = tokamak::cuda::share_of(t, first, block);
+}

@@ -129,6 +129,11 @@ __device__ __forceinline__ void store_pair(TaggedPair* p, uint32_t bits, uint32_
 
 // --- time
 
+// The description of a tensor, before the first copy that needs it.
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 __device__ __forceinline__ unsigned long long now_ns() {
   unsigned long long t;
   asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(t));

@@ -49,6 +49,10 @@ bool device_can_sample(std::span<const SampleRow> samples) {
   return !samples.empty() && std::all_of(samples.begin(), samples.end(), takes);
 }
 
+bool never_on_host(const SampleSpec& spec, int64_t vocab) {
+  return spec.temperature <= 0 || spec.top_k <= 1 || spec.top_k >= vocab;
+}
+
 bool stream_can_sample(std::span<const SampleRow> samples, std::span<const int32_t> pos) {
   if (samples.size() != pos.size()) return false;
   for (size_t i = 0; i < samples.size(); ++i)

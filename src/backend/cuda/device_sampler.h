@@ -15,6 +15,8 @@ bool device_has_filters(const SampleSpec& spec);
 // Whether sample_rows chooses the tokens of all outputs as the host would: temperature, min-p,
 // top-k and top-p in the default order, without a mask and without log-probabilities.
 bool device_can_sample(std::span<const SampleRow> samples);
+// Whether sample_rows never leaves such a row to the host (kSampleOnHost).
+bool never_on_host(const SampleSpec& spec, int64_t vocab);
 // Whether the persistent kernel does: temperature alone, at the position after the row's input.
 bool stream_can_sample(std::span<const SampleRow> samples, std::span<const int32_t> pos);
 

@@ -98,39 +98,45 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs& key = a.key[0];
   return site.libraries.hopper_blocks > 0 && site.step.causal && a.rows == a.sequences &&
-         a.rows <= kAttentionMaxBatch && a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 &&
-         !a.sinks && a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
-         key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
-         a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
+         a.rows <= kAttentionMaxBatch && int64_t{a.rows} * key.heads <= kCounters && a.keys == 1 &&
+         !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && a.tq == DType::kBF16 &&
+         a.ty == DType::kBF16 && narrow(key.type) && key.type == a.value.type &&
+         (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
+         key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
          a.view.block_size % kAttentionPositions == 0 &&
          key.block_bytes == int64_t{key.heads} * a.view.block_size * a.d * 2 &&
          decode_partial_bytes(a.rows, a.heads, key.heads, a.d, site.libraries.hopper_blocks) <=
              site.scratch.bytes;
 }
+AttentionTable table_of(const Libraries& libraries, const int32_t* lengths, int64_t batch,
+                        int64_t kv_heads) {
+  return attention_table(libraries.table, lengths, static_cast<int>(batch),
+                         static_cast<int>(kv_heads), kAttentionResident * libraries.hopper_blocks);
+}
 void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
-  const int kv_heads = a.value.heads, group = a.heads / kv_heads;
+  emit_attention_table(list, site.libraries, a.kv_len, a.rows, a.value.heads);
   AttentionLaunch l{};
+  set_table(l, table_of(site.libraries, a.kv_len, a.rows, a.value.heads));
   l.queries = a.q;
   l.pages = a.view.table;
-  l.lengths = a.kv_len;
   l.partials = reinterpret_cast<float*>(site.scratch.address);
+  l.done = reinterpret_cast<uint32_t*>(site.libraries.counters);
   l.output = a.y;
-  l.batch = a.rows;
   l.heads = a.heads;
-  l.kv_heads = kv_heads;
   l.page_size = a.view.block_size;
   l.page_stride = a.view.stride;
-  l.blocks = attention_blocks(int64_t{a.rows} * kv_heads,
-                              kAttentionResident * site.libraries.hopper_blocks);
   l.in_flight = AttentionShape{}.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
   set_planes(l, a.key[0].base, a.value.base,
              site.kv.blocks(site.kv.state(site.in[kState].index).group), a.d);
-  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}", a.d), {l.blocks},
-                      kAttentionThreads, l, attention_shared_bytes(a.d));
-  list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
-                      {int64_t{a.rows} * kv_heads}, attention_join_threads(group, a.d), l);
+  const std::string kernel = fmt::format("decode_attention_{}", a.d);
+  if (list.overlaps_table())
+    list.add("decode_attention", kernel, {l.blocks}, kAttentionThreads, l,
+             attention_shared_bytes(a.d));
+  else
+    list.add_overlapped("decode_attention", kernel, {l.blocks}, kAttentionThreads, l,
+                        attention_shared_bytes(a.d));
 }
 
 // prefill_attention.cu: what op_flash takes, on Hopper. Blocks take tiles of rows as they come.
@@ -320,6 +326,17 @@ void emit_latent(const CallSite& site, LaunchList& list) {
     add_attend(args, list);
     emit_head_products({sums, up_value, to, rows, scratch.c, y.dims[2]}, list);
   }
+}
+
+size_t kept_bytes(int multiprocessors) {
+  return kCounters * sizeof(uint32_t) + attention_table_bytes(kAttentionResident * multiprocessors);
+}
+
+void emit_attention_table(LaunchList& list, const Libraries& libraries, const int32_t* lengths,
+                          int64_t batch, int64_t kv_heads) {
+  if (!list.makes_table({lengths, batch, kv_heads}))
+    list.add("decode_attention", "decode_attention_table", {1}, kAttentionTableThreads,
+             table_of(libraries, lengths, batch, kv_heads));
 }
 
 size_t scratch_bytes(const PlanSet& plans) {

@@ -38,11 +38,14 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       binder_(plans_, options.blocks, options.max_rows),
       arena_(plans_.arena_bytes),
       scratch_(scratch_bytes(plans_)),
+      kept_(kept_bytes(device_.multiprocessors())),
+      last_tokens_(static_cast<size_t>(options.max_rows) * sizeof(int32_t)),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
-      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128")
-                                  ? device_.multiprocessors()
-                                  : 0} {
+      libraries_{
+          blas_.get(),
+          kernels_.has("decode_attention", "decode_attention_128") ? device_.multiprocessors() : 0,
+          kept_.address(), kept_.address() + kCounters * sizeof(uint32_t)} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
     if (int64_t rows = TableSampler::max_rows(plans_); rows > 0)
@@ -59,7 +62,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   ledger_.weights = weights_.bytes();
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes();
-  ledger_.scratch = scratch_.bytes();
+  ledger_.scratch = scratch_.bytes() + kept_.bytes() + last_tokens_.bytes();
   if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
   if (table_sampler_) ledger_.other += table_sampler_->bytes();
   if (blas_) ledger_.other += blas_->bytes();
@@ -125,52 +128,96 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
 }
 
 Ticket CudaExecutable::submit(const StepInputs& step) {
-  TK_CHECK(pending_ == 0, "one step at a time: collect ticket {} first", pending_);
-  error_ = nullptr;
-  launched_.active = false;
-  masks_.clear();
-  pending_ = next_++;
+  InFlight& first = in_flight_[in_flight_[0].ticket == 0 ? 1 : 0];
+  InFlight& free = in_flight_[&first == &in_flight_[0] ? 1 : 0];
+  TK_CHECK(free.ticket == 0, "collect ticket {} first", std::min(first.ticket, free.ticket));
+  step_ = &free;
+  step_->ticket = next_++;
+  step_->error = nullptr;
+  step_->active = step_->follows = false;
+  step_->masks.clear();
   try {
     device_.use();
-    result_.clear();
-    for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase);
+    if (first.ticket != 0) {
+      if (!may_follow(step)) {
+        step_->waiting = step;
+        return step_->ticket;
+      }
+      step_->follows = true;
+      ++followed_steps_;
+    }
+    run(step);
   } catch (...) {
-    error_ = std::current_exception();
+    step_->error = std::current_exception();
   }
-  return pending_;
+  return step_->ticket;
+}
+
+void CudaExecutable::run(const StepInputs& step) {
+  step_->result.clear();
+  for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase);
+}
+
+CudaExecutable::InFlight& CudaExecutable::find(Ticket ticket) {
+  for (InFlight& step : in_flight_)
+    if (ticket != 0 && step.ticket == ticket) return step;
+  fail(ErrorCode::kInternal, "ticket {} is not in flight", ticket);
 }
 
 void CudaExecutable::collect(Ticket ticket, StepResult& out) {
-  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} collected, {} is in flight", ticket,
-           pending_);
-  pending_ = 0;
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  device_.use();
-  finish_phase();
-  if (sampler_) {
-    for (const auto& [output, allowed] : masks_) sampler_->set_mask(output, allowed);
-    sampler_->complete(result_);
+  step_ = &find(ticket);
+  TK_CHECK(other().ticket == 0 || other().ticket > ticket, "ticket {} was submitted after {}",
+           ticket, other().ticket);
+  step_->ticket = 0;
+  std::exception_ptr error = std::exchange(step_->error, nullptr);
+  try {
+    device_.use();
+    if (!error) {
+      finish_phase();
+      if (sampler_) {
+        for (const auto& [output, allowed] : step_->masks) sampler_->set_mask(output, allowed);
+        sampler_->complete(step_->result);
+      }
+      std::swap(out, step_->result);
+    }
+  } catch (...) {
+    error = std::current_exception();
   }
-  std::swap(out, result_);
+  launch_waiting();
+  if (error) std::rethrow_exception(error);
+}
+
+// The step that could not follow the one before, which is collected now.
+void CudaExecutable::launch_waiting() {
+  InFlight& next = other();
+  if (next.ticket == 0 || !next.waiting) return;
+  step_ = &next;
+  const StepInputs inputs = *std::exchange(next.waiting, std::nullopt);
+  try {
+    run(inputs);
+  } catch (...) {
+    next.error = std::current_exception();
+  }
 }
 
 // Masks are kept until the logits are there, so that a grammar works while the device does.
 void CudaExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) {
-  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
-  if (error_ || !sampler_) return;
-  int64_t r = output - launched_.first_output;
-  const std::vector<SampleRow>& samples = launched_.phase.samples;
+  InFlight& step = find(ticket);
+  if (step.error || !sampler_) return;
+  const std::vector<SampleRow>& samples = step.waiting ? step.waiting->samples : step.phase.samples;
+  int64_t r = output - (step.waiting ? 0 : step.first_output);
   if (r < 0 || r >= std::ssize(samples) || !samples[static_cast<size_t>(r)].masked ||
       allowed.size() != mask_words(plans_.vocab))
     fail(ErrorCode::kInternal, "a mask of {} words for output {}, which is not masked or needs {}",
          allowed.size(), output, mask_words(plans_.vocab));
-  masks_.emplace_back(output, std::vector<uint32_t>(allowed.begin(), allowed.end()));
+  step.masks.emplace_back(output, std::vector<uint32_t>(allowed.begin(), allowed.end()));
 }
 
-// All phases but the last are complete when submit() returns.
+// All phases but the last are complete when submit() returns, unless the step waits.
 int32_t CudaExecutable::drafted(Ticket ticket, int32_t output) {
-  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
-  return error_ ? 0 : std::max(0, result_.ids.at(static_cast<size_t>(output)));
+  InFlight& step = find(ticket);
+  TK_CHECK(!step.waiting, "ticket {} waits for an earlier one", ticket);
+  return step.error ? 0 : std::max(0, step.result.ids.at(static_cast<size_t>(output)));
 }
 
 void CudaExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {

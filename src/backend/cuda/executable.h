@@ -24,12 +24,15 @@ namespace tokamak::cuda {
 // piece, launches the plan's calls on one stream and returns; collect() waits for the tokens, or
 // for the logits where the host has to choose. The launches of a plan are prepared when its shape
 // changes; a shape that repeats is captured as a graph. A step runs in the first of its plan's
-// launches (Plan::launches) that takes it, else call by call. Used by one thread at a time; one
-// step is in flight at most.
+// launches (Plan::launches) that takes it, else call by call. Used by one thread at a time.
+//
+// Two steps may be in flight. The second one is launched behind the first if the device knows the
+// tokens that it continues (may_follow()); else it waits, as a copy, until the first is collected.
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
   ~CudaExecutable() override;
+  int max_in_flight() const override { return 2; }
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
   void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override;
@@ -48,6 +51,7 @@ class CudaExecutable final : public Executable {
   int64_t streamed_steps() const { return streamed_steps_; }
   int64_t layered_steps() const { return layered_steps_; }
   int64_t rows_chosen_on_host() const { return host_rows_; }
+  int64_t followed_steps() const { return followed_steps_; }  // launched behind another
 
  private:
   struct Argument {
@@ -86,18 +90,28 @@ class CudaExecutable final : public Executable {
   // Values that leave the device, in pinned memory.
   struct Fetched {
     size_t output;  // of the plan
-    size_t at;      // in fetched_
+    size_t at;      // in InFlight::values
     int64_t elements;
   };
   // Who chooses the tokens of a phase.
   enum class Chooser : uint8_t { kHost, kSampleRows, kStream, kTable };
-  // A phase that was launched: what choosing its tokens needs.
-  struct Launched {
+  // A step in flight. Of its phases, the one that was launched last: what choosing its tokens
+  // needs.
+  struct InFlight {
+    Ticket ticket = 0;
+    std::optional<StepInputs> waiting;  // it is not launched yet
+    bool follows = false;               // it was launched behind another step
+    PinnedBuffer staged, values;        // inputs; what leaves the device
+    DeviceEvent begin, end;
+    StepResult result;
+    std::exception_ptr error;
+    std::vector<std::pair<int32_t, std::vector<uint32_t>>> masks;
+
     bool active = false;
     StreamDecoder* stream = nullptr;  // the persistent kernel, if it runs the phase
     bool layered = false;             // fused layers run it
     Chooser chooser = Chooser::kHost;
-    size_t states_at = 0, tokens_at = 0;  // in fetched_
+    size_t states_at = 0, tokens_at = 0;  // in `values`
     uint32_t plan = 0;
     StepInputs phase;
     std::vector<int32_t> ids;
@@ -110,12 +124,19 @@ class CudaExecutable final : public Executable {
   Prepared prepare(const Plan& plan) const;
   Argument resolve(const CallArg& arg) const;
   Tensor tensor_of(const Argument& argument, std::span<const int64_t> symbols) const;
+  void run(const StepInputs& step);
+  void launch_waiting();
   void run_phase(const StepInputs& step, size_t phase);
+  bool may_follow(const StepInputs& step) const;
+  bool resolve_ids(const StepInputs& step);
+  InFlight& find(Ticket ticket);
+  InFlight& other() { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
   void choose_path(uint32_t plan);
   size_t extra_bytes() const;
   void stage_inputs(const Prepared& p);
   void stage_extras(size_t at);
   void launch_stream(const Prepared& p);
+  void launch_resolve(const Prepared& p);
   void launch_sampling(const Prepared& p);
   LayerLaunches::Step step_of(const Prepared& p) const;
   DeviceAddress logits_of(const Prepared& p) const;  // 0: the plan has none in f32
@@ -151,9 +172,8 @@ class CudaExecutable final : public Executable {
   std::unique_ptr<LayerLaunches> layers_;
   std::unique_ptr<StreamDecoder> streams_[2];  // by LaunchKind
   std::vector<std::string> symbols_;
-  Buffer arena_, scratch_, inputs_;
-  PinnedBuffer staged_, fetched_;
-  DeviceEvent begin_, end_;
+  Buffer arena_, scratch_, kept_, inputs_;
+  Buffer last_tokens_;  // [max_rows]: that sample_rows chose
   std::vector<Prepared> prepared_;
 
   // The step that is being bound.
@@ -166,14 +186,15 @@ class CudaExecutable final : public Executable {
   LaunchList sample_launch_;
   std::vector<int32_t> device_tokens_;  // empty: the host or table_sampler_ chooses
   std::vector<int64_t> left_rows_;      // that table_sampler_ leaves to the host
+  std::vector<int32_t> last_ids_;
+  std::vector<std::pair<size_t, int32_t>> left_ids_;  // that the device replaces
 
-  Launched launched_;
-  std::vector<std::pair<int32_t, std::vector<uint32_t>>> masks_;
+  InFlight in_flight_[2];
+  InFlight* step_ = &in_flight_[0];  // that is being launched or finished
   std::vector<float> converted_;
-  StepResult result_;
-  std::exception_ptr error_;
-  Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none
-  int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0;
+  Ticket next_ = 1;
+  int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0,
+          followed_steps_ = 0;
   const bool graphs_;
   const Libraries libraries_;
   MemoryLedger ledger_;

@@ -51,30 +51,30 @@ void CudaExecutable::choose_path(uint32_t plan) {
   view_.causal = is_causal(binder_.inputs());
   view_.plain_mask =
       view_.causal && !binder_.inputs().mask.empty() && is_causal_mask(binder_.inputs());
-  launched_.stream = nullptr;
-  launched_.layered = false;
+  step_->stream = nullptr;
+  step_->layered = false;
   const LaunchKind last =
       phase.ids.size() <= kFewSequences ? LaunchKind::kLayers : LaunchKind::kStream;
   const bool several =
       most_of(plans_, plans_.plans[plan], "B") > static_cast<int64_t>(kFewSequences);
   for (bool of_last : {false, true})
     for (LaunchKind kind : prepared_[plan].launches) {
-      if (!whole || (profile_ && profile_->on) || launched_.stream || launched_.layered) break;
+      if (!whole || (profile_ && profile_->on) || step_->stream || step_->layered) break;
       if ((several && kind == last) != of_last) continue;
       if (kind == LaunchKind::kLayers)
-        launched_.layered = layers_ && takes_layers(prepared_[plan]);
+        step_->layered = layers_ && takes_layers(prepared_[plan]);
       else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
-               stream && takes_stream(*stream))
-        launched_.stream = stream;
+               stream && left_ids_.empty() && takes_stream(*stream))
+        step_->stream = stream;
     }
-  launched_.chooser = Chooser::kHost;
+  step_->chooser = Chooser::kHost;
   if (!sampler_ || prepared_[plan].logits < 0) return;
-  if (launched_.stream && stream_can_sample(phase.samples, phase.pos))
-    launched_.chooser = Chooser::kStream;
+  if (step_->stream && stream_can_sample(phase.samples, phase.pos))
+    step_->chooser = Chooser::kStream;
   else if (device_can_sample(phase.samples))
-    launched_.chooser = Chooser::kSampleRows;
+    step_->chooser = Chooser::kSampleRows;
   else if (table_sampler_ && TableSampler::takes(phase.samples))
-    launched_.chooser = Chooser::kTable;
+    step_->chooser = Chooser::kTable;
 }
 
 // What the plans name, made once for all of them. What this device cannot hold is left out with a
@@ -164,8 +164,8 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
 size_t CudaExecutable::extra_bytes() const {
   const size_t rows = binder_.phase().samples.size();
   size_t total = 0;
-  if (launched_.stream) total += padded(rows * sizeof(DecodeState));
-  if (launched_.chooser == Chooser::kSampleRows)
+  if (step_->stream) total += padded(rows * sizeof(DecodeState));
+  if (step_->chooser == Chooser::kSampleRows)
     total += padded(rows * sizeof(SampleRowParams)) + padded(rows * sizeof(int32_t)) +
              padded(rows * kSampleParts * sizeof(SamplePeak));
   return total;
@@ -179,24 +179,25 @@ void CudaExecutable::stage_extras(size_t at) {
     at += padded(bytes);
     return here;
   };
-  if (launched_.stream) {
+  if (step_->stream) {
     size_t here = place(rows * sizeof(DecodeState));
-    launched_.stream->make_states(binder_.ids(), phase.pos,
-                                  reinterpret_cast<DecodeState*>(staged_.data() + here));
+    step_->stream->make_states(binder_.ids(), phase.pos,
+                               reinterpret_cast<DecodeState*>(step_->staged.data() + here));
     states_ = inputs_.address() + here;
   }
-  if (launched_.chooser != Chooser::kSampleRows) return;
+  if (step_->chooser != Chooser::kSampleRows) return;
   size_t here = place(rows * sizeof(SampleRowParams));
   for (size_t r = 0; r < rows; ++r) {
     SampleRowParams params = sample_params(phase.samples[r]);
-    std::memcpy(staged_.data() + here + r * sizeof params, &params, sizeof params);
+    params.row = phase.row[static_cast<size_t>(phase.seq[static_cast<size_t>(phase.out_rows[r])])];
+    std::memcpy(step_->staged.data() + here + r * sizeof params, &params, sizeof params);
   }
   sampling_ = inputs_.address() + here;
   here = place(rows * sizeof(int32_t));
-  std::memset(staged_.data() + here, 0, rows * sizeof(int32_t));
+  std::memset(step_->staged.data() + here, 0, rows * sizeof(int32_t));
   tokens_ = inputs_.address() + here;
   here = place(rows * kSampleParts * sizeof(SamplePeak));
-  std::memset(staged_.data() + here, 0, rows * kSampleParts * sizeof(SamplePeak));
+  std::memset(step_->staged.data() + here, 0, rows * kSampleParts * sizeof(SamplePeak));
   peaks_ = inputs_.address() + here;
 }
 
@@ -209,17 +210,69 @@ void CudaExecutable::launch_stream(const Prepared& p) {
   const StepInputs& phase = binder_.phase();
   stream_sampling_.clear();
   for (const SampleRow& sample : phase.samples)
-    stream_sampling_.push_back(launched_.chooser == Chooser::kStream ? stream_params(sample)
-                                                                     : DecodeSampling{});
+    stream_sampling_.push_back(step_->chooser == Chooser::kStream ? stream_params(sample)
+                                                                  : DecodeSampling{});
   StreamDecoder::Batch batch;
   batch.sampling = stream_sampling_;
   batch.state = states_;
   const LayerLaunches::Step step = step_of(p);
   batch.ids = step.ids;
   batch.logits = step.logits;
-  batch.view = view_.views.at(launched_.stream->group());
-  launched_.stream->launch(stream_, batch);
+  batch.view = view_.views.at(step_->stream->group());
+  step_->stream->launch(stream_, batch);
   ++streamed_steps_;
+}
+
+// Whether the step can be launched behind the one in flight: the tokens of that one are chosen on
+// the device whatever they are, one for each sequence, so that it is done with its logits.
+bool CudaExecutable::may_follow(const StepInputs& step) const {
+  const InFlight& before = in_flight_[step_ == &in_flight_[0] ? 1 : 0];
+  if (before.waiting || before.error || before.chooser != Chooser::kSampleRows || !before.active ||
+      before.phase.return_logits || phase_count(step) != 1 || (profile_ && profile_->on))
+    return false;
+  const StepInputs& phase = before.phase;
+  if (phase.samples.size() > phase.kv_len.size()) return false;
+  return std::all_of(phase.samples.begin(), phase.samples.end(), [&](const SampleRow& sample) {
+    return sample.mode == SampleRow::Mode::kSample && sample.parent < 0 &&
+           never_on_host(*sample.spec, plans_.vocab);
+  });
+}
+
+// Replaces ids below zero; whether some are left to the device: they are those that the step in
+// flight chooses.
+bool CudaExecutable::resolve_ids(const StepInputs& step) {
+  std::vector<int32_t>& ids = binder_.ids();
+  left_ids_.clear();
+  if (step_->follows) {
+    constexpr int32_t kChosen = -1, kElsewhere = -2;  // where the last token of a row is
+    last_ids_.assign(last_tokens_.bytes() / sizeof(int32_t), kElsewhere);
+    auto last = [&](int32_t row) -> int32_t& { return last_ids_[static_cast<size_t>(row)]; };
+    const StepInputs& before = other().phase;
+    for (int32_t output : before.out_rows)
+      last(before.row[static_cast<size_t>(before.seq[static_cast<size_t>(output)])]) = kChosen;
+    for (const RowReset& reset : step.resets)
+      last(reset.row) = reset.ids.empty() ? kElsewhere : reset.ids.back();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const int32_t known = ids[i] < 0 ? last(row_of_id(ids[i])) : kElsewhere;
+      if (known == kChosen) left_ids_.emplace_back(i, ids[i]);
+      if (known != kElsewhere) ids[i] = std::max(0, known);
+    }
+  }
+  sampler_->resolve(ids, step_->result);
+  for (auto [i, id] : left_ids_) ids[i] = id;
+  return !left_ids_.empty();
+}
+
+void CudaExecutable::launch_resolve(const Prepared& p) {
+  ResolveLaunch args{};
+  args.ids = reinterpret_cast<int32_t*>(step_of(p).ids);
+  args.last = last_tokens_.as<int32_t>();
+  args.tokens = static_cast<int32_t>(binder_.ids().size());
+  sample_launch_.clear();
+  sample_launch_.add("sample", "resolve_ids",
+                     {(args.tokens + kResolveThreads - 1) / kResolveThreads}, kResolveThreads,
+                     args);
+  sample_launch_.run(stream_);
 }
 
 void CudaExecutable::launch_sampling(const Prepared& p) {
@@ -229,6 +282,7 @@ void CudaExecutable::launch_sampling(const Prepared& p) {
   args.tokens = reinterpret_cast<int32_t*>(tokens_);
   args.vocab = static_cast<int32_t>(plans_.vocab);
   args.peaks = reinterpret_cast<SamplePeak*>(peaks_);
+  args.last = last_tokens_.as<int32_t>();
   const int64_t rows = std::ssize(binder_.phase().samples);
   sample_launch_.clear();
   sample_launch_.add("sample", "sample_peaks", {kSampleParts, rows}, kPeakThreads, args);
@@ -239,36 +293,37 @@ void CudaExecutable::launch_sampling(const Prepared& p) {
 // The tokens that the device has chosen; none where the host has to.
 void CudaExecutable::take_tokens() {
   device_tokens_.clear();
-  const size_t rows = launched_.phase.samples.size();
-  const auto* states = reinterpret_cast<const DecodeState*>(fetched_.data() + launched_.states_at);
-  if (launched_.stream) launched_.stream->check_step(states[0]);
-  if (launched_.chooser == Chooser::kStream) {
+  const size_t rows = step_->phase.samples.size();
+  const auto* states =
+      reinterpret_cast<const DecodeState*>(step_->values.data() + step_->states_at);
+  if (step_->stream) step_->stream->check_step(states[0]);
+  if (step_->chooser == Chooser::kStream) {
     for (size_t r = 0; r < rows; ++r)
       device_tokens_.push_back(states[r].chosen < 0 ? kTokenNotFinite : states[r].chosen);
     return;
   }
-  if (launched_.chooser != Chooser::kSampleRows) return;
-  const auto* tokens = reinterpret_cast<const int32_t*>(fetched_.data() + launched_.tokens_at);
+  if (step_->chooser != Chooser::kSampleRows) return;
+  const auto* tokens = reinterpret_cast<const int32_t*>(step_->values.data() + step_->tokens_at);
   if (std::find(tokens, tokens + rows, kSampleOnHost) != tokens + rows) return fetch_logits();
   for (size_t r = 0; r < rows; ++r) device_tokens_.push_back(token_or_failure(tokens[r]));
 }
 
 // After the step, where the device could not choose after all.
 void CudaExecutable::fetch_logits() {
-  if (launched_.phase.return_logits) return;
-  const Fetched& late = launched_.late;
-  Tensor t = tensor_of(prepared_[launched_.plan].outputs[late.output], launched_.symbols);
-  check(
-      driver().copy_out(fetched_.data() + late.at, t.address, dtype_bytes(t.dtype, late.elements)),
-      "copying logits");
-  launched_.fetched.push_back(late);
+  if (step_->phase.return_logits) return;
+  const Fetched& late = step_->late;
+  Tensor t = tensor_of(prepared_[step_->plan].outputs[late.output], step_->symbols);
+  check(driver().copy_out(step_->values.data() + late.at, t.address,
+                          dtype_bytes(t.dtype, late.elements)),
+        "copying logits");
+  step_->fetched.push_back(late);
 }
 
 const float* CudaExecutable::host_logits() {
-  if (!launched_.phase.return_logits) fetch_logits();
-  for (const Fetched& f : launched_.fetched)
-    if (prepared_[launched_.plan].kinds[f.output] == OutputKind::kLogits)
-      return reinterpret_cast<const float*>(fetched_.data() + f.at);
+  if (!step_->phase.return_logits) fetch_logits();
+  for (const Fetched& f : step_->fetched)
+    if (prepared_[step_->plan].kinds[f.output] == OutputKind::kLogits)
+      return reinterpret_cast<const float*>(step_->values.data() + f.at);
   TK_CHECK(false, "no logits were fetched");
   return nullptr;
 }
@@ -287,9 +342,9 @@ void CudaExecutable::choose(const SampleTable& table, SampleTokens& out) {
   SampleArgs args = table.args();
   const auto rows = static_cast<size_t>(args.rows);
   const auto most = static_cast<size_t>(table.most_tops());
-  if (launched_.chooser == Chooser::kTable) {
+  if (step_->chooser == Chooser::kTable) {
     const uint64_t before = table_sampler_->bytes();
-    table_sampler_->run(stream_, logits_of(prepared_[launched_.plan]), table, *host_chooser_, out,
+    table_sampler_->run(stream_, logits_of(prepared_[step_->plan]), table, *host_chooser_, out,
                         left_rows_);
     ledger_.other += table_sampler_->bytes() - before;
     if (left_rows_.empty()) return;

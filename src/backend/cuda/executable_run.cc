@@ -43,21 +43,22 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   auto plan = static_cast<uint32_t>(binder_.bind(step, phase));
   Prepared& p = prepared_[plan];
   if (phase == 0) {
-    if (sampler_) sampler_->begin(step);
+    if (sampler_ && !step_->follows) sampler_->begin(step);
     kv_.copy_blocks(step.copies, stream_);
     kv_.move_slots(step.moves, kernels_, stream_);
   }
-  if (sampler_) sampler_->resolve(binder_.ids(), result_);
+  const bool on_device = sampler_ && resolve_ids(step);
   choose_path(plan);
-  begin_.record(stream_);
+  step_->begin.record(stream_);
   stage_inputs(p);
-  if (launched_.stream)
+  if (on_device) launch_resolve(p);
+  if (step_->stream)
     launch_stream(p);
   else
     launch(p, plan);
-  if (launched_.chooser == Chooser::kSampleRows) launch_sampling(p);
+  if (step_->chooser == Chooser::kSampleRows) launch_sampling(p);
   fetch(p);
-  end_.record(stream_);
+  step_->end.record(stream_);
   keep_phase(plan);
 }
 
@@ -73,10 +74,11 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
     total += staged_bytes(static_cast<size_t>(in.sequences()) *
                           static_cast<size_t>(padded_stride(in.tables[g].stride)) * 4);
   total += extra_bytes();
+  grow(step_->staged, total);
   if (inputs_.bytes() < total) {  // addresses change
+    stream_.wait();               // for the other step
     for (Prepared& other : prepared_) other.shapes.clear();
     grow(inputs_, total);
-    grow(staged_, total);
     check(driver().stream_wait(nullptr), "clearing memory");
   }
   size_t at = 0;
@@ -88,7 +90,7 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
   for (uint32_t i : p.inputs) {
     InputView v = binder_.input(i);
     size_t bytes = dtype_bytes(v.dtype, v.elements), here = place(bytes);
-    if (bytes > 0) std::memcpy(staged_.data() + here, v.data, bytes);
+    if (bytes > 0) std::memcpy(step_->staged.data() + here, v.data, bytes);
     input_at_[i] = inputs_.address() + here;
   }
   for (uint32_t g : p.groups) {
@@ -96,7 +98,7 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
     int32_t stride = padded_stride(table.stride);
     auto rows = static_cast<size_t>(in.sequences()), width = static_cast<size_t>(table.stride);
     size_t here = place(rows * static_cast<size_t>(stride) * 4);
-    auto* to = reinterpret_cast<int32_t*>(staged_.data() + here);
+    auto* to = reinterpret_cast<int32_t*>(step_->staged.data() + here);
     for (size_t b = 0; b < rows; ++b, to += stride) {
       size_t from = b * width;  // rows of padding have no table
       size_t used = from + width <= table.blocks.size() ? width : 0;
@@ -108,7 +110,7 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
   }
   stage_extras(at);
   at += extra_bytes();
-  if (at > 0) stream_.copy_in(inputs_.address(), staged_.data(), at);
+  if (at > 0) stream_.copy_in(inputs_.address(), step_->staged.data(), at);
   int32_t longest = 0;
   for (int32_t n : in.kv_len) longest = std::max(longest, n);
   auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
@@ -149,14 +151,14 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   key_.push_back(view_.segments);
   key_.push_back(view_.causal);
   key_.push_back(view_.plain_mask);
-  key_.push_back(launched_.layered);
+  key_.push_back(step_->layered);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
-  if (launched_.layered) {
+  if (step_->layered) {
     layers_->emit(step_of(p), view_, {scratch_.address(), scratch_.bytes()}, made->launches);
     return *(p.shapes[key_] = std::move(made));
   }
@@ -174,7 +176,7 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
   Shaped& s = shape(p);
   s.last_run = ++runs_;
   ++s.runs;
-  layered_steps_ += launched_.layered;
+  layered_steps_ += step_->layered;
   if (profile_ && profile_->on) {
     stream_.wait();
     for (uint32_t i = 0; i < p.calls.size(); ++i) {
@@ -196,52 +198,53 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
 void CudaExecutable::fetch(const Prepared& p) {
   const StepInputs& phase = binder_.phase();
   bool hidden = std::any_of(phase.samples.begin(), phase.samples.end(), wants_hidden);
-  launched_.fetched.clear();
+  step_->fetched.clear();
   size_t at = 0;
   for (size_t i = 0; i < p.outputs.size(); ++i) {
     if (p.kinds[i] == OutputKind::kHidden && !hidden) continue;
     Tensor t = tensor_of(p.outputs[i], binder_.own_symbols());
-    const bool late = p.kinds[i] == OutputKind::kLogits && launched_.chooser != Chooser::kHost &&
+    const bool late = p.kinds[i] == OutputKind::kLogits && step_->chooser != Chooser::kHost &&
                       !phase.return_logits;
     if (late)
-      launched_.late = {i, at, t.elements()};
+      step_->late = {i, at, t.elements()};
     else
-      launched_.fetched.push_back({i, at, t.elements()});
+      step_->fetched.push_back({i, at, t.elements()});
     at += staged_bytes(dtype_bytes(t.dtype, t.elements()));
   }
   const size_t rows = phase.samples.size();
-  launched_.states_at = at;
-  if (launched_.stream) at += staged_bytes(rows * sizeof(DecodeState));
-  launched_.tokens_at = at;
-  if (launched_.chooser == Chooser::kSampleRows) at += staged_bytes(rows * sizeof(int32_t));
-  grow(fetched_, at);
-  if (launched_.stream)
-    stream_.copy_out(fetched_.data() + launched_.states_at, states_, rows * sizeof(DecodeState));
-  if (launched_.chooser == Chooser::kSampleRows)
-    stream_.copy_out(fetched_.data() + launched_.tokens_at, tokens_, rows * sizeof(int32_t));
-  for (const Fetched& f : launched_.fetched) {
+  step_->states_at = at;
+  if (step_->stream) at += staged_bytes(rows * sizeof(DecodeState));
+  step_->tokens_at = at;
+  if (step_->chooser == Chooser::kSampleRows) at += staged_bytes(rows * sizeof(int32_t));
+  grow(step_->values, at);
+  if (step_->stream)
+    stream_.copy_out(step_->values.data() + step_->states_at, states_, rows * sizeof(DecodeState));
+  if (step_->chooser == Chooser::kSampleRows)
+    stream_.copy_out(step_->values.data() + step_->tokens_at, tokens_, rows * sizeof(int32_t));
+  for (const Fetched& f : step_->fetched) {
     Tensor t = tensor_of(p.outputs[f.output], binder_.own_symbols());
     size_t bytes = dtype_bytes(t.dtype, f.elements);
-    if (bytes > 0) stream_.copy_out(fetched_.data() + f.at, t.address, bytes);
+    if (bytes > 0) stream_.copy_out(step_->values.data() + f.at, t.address, bytes);
   }
 }
 
 // What the sampler reads of the phase: the step is not used after submit.
 void CudaExecutable::keep_phase(uint32_t plan) {
   const StepInputs& from = binder_.phase();
-  StepInputs& to = launched_.phase;
+  StepInputs& to = step_->phase;
   keep_sample_inputs(from, to);
   to.return_logits = from.return_logits;
-  launched_.ids.assign(binder_.ids().begin(), binder_.ids().end());
-  launched_.first_output = binder_.first_output();
-  launched_.first_sequence = binder_.first_sequence();
-  launched_.symbols.assign(binder_.own_symbols().begin(), binder_.own_symbols().end());
-  launched_.plan = plan;
-  launched_.active = true;
+  if (step_->follows) to.resets = from.resets;  // taken when the tokens are chosen
+  step_->ids.assign(binder_.ids().begin(), binder_.ids().end());
+  step_->first_output = binder_.first_output();
+  step_->first_sequence = binder_.first_sequence();
+  step_->symbols.assign(binder_.own_symbols().begin(), binder_.own_symbols().end());
+  step_->plan = plan;
+  step_->active = true;
 }
 
 std::span<const float> CudaExecutable::floats(const Fetched& f, DType dtype) {
-  const std::byte* data = fetched_.data() + f.at;
+  const std::byte* data = step_->values.data() + f.at;
   auto n = static_cast<size_t>(f.elements);
   if (dtype == DType::kF32) return {reinterpret_cast<const float*>(data), n};
   converted_.resize(n);
@@ -251,47 +254,50 @@ std::span<const float> CudaExecutable::floats(const Fetched& f, DType dtype) {
 
 // Waits for a launched phase and chooses its tokens.
 void CudaExecutable::finish_phase() {
-  if (!launched_.active) return;
-  launched_.active = false;
-  end_.wait();
-  result_.seconds += end_.seconds_since(begin_);
+  if (!step_->active) return;
+  step_->active = false;
+  step_->end.wait();
+  step_->result.seconds += step_->end.seconds_since(step_->begin);
+  if (std::exchange(step_->follows, false)) {
+    sampler_->begin(step_->phase);
+    sampler_->resolve(step_->ids, step_->result);
+  }
   take_tokens();
-  const Plan& plan = plans_.plans[launched_.plan];
-  SamplePhase place{launched_.phase, launched_.ids, launched_.first_output,
-                    launched_.first_sequence};
-  const bool on_device = !device_tokens_.empty() || launched_.chooser == Chooser::kTable;
+  const Plan& plan = plans_.plans[step_->plan];
+  SamplePhase place{step_->phase, step_->ids, step_->first_output, step_->first_sequence};
+  const bool on_device = !device_tokens_.empty() || step_->chooser == Chooser::kTable;
   bool has_logits = false;
   std::span<const float> layer_logits;
-  for (const Fetched& f : launched_.fetched)
-    if (prepared_[launched_.plan].kinds[f.output] == OutputKind::kLayerLogits)
+  for (const Fetched& f : step_->fetched)
+    if (prepared_[step_->plan].kinds[f.output] == OutputKind::kLayerLogits)
       layer_logits = floats(f, DType::kF32);
-  for (const Fetched& f : launched_.fetched) {
+  for (const Fetched& f : step_->fetched) {
     const PlanOutput& output = plan.outputs[f.output];
-    const OutputKind kind = prepared_[launched_.plan].kinds[f.output];
+    const OutputKind kind = prepared_[step_->plan].kinds[f.output];
     if (kind == OutputKind::kLogits) {
       std::span<const float> logits = floats(f, output.arg.dtype);
-      if (launched_.phase.return_logits)
-        result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
+      if (step_->phase.return_logits)
+        step_->result.logits.insert(step_->result.logits.end(), logits.begin(), logits.end());
       if (!sampler_ || on_device) continue;
       has_logits = true;
-      sampler_->finish(place, logits.data(), result_, layer_logits);
+      sampler_->finish(place, logits.data(), step_->result, layer_logits);
     } else if (kind == OutputKind::kHidden) {
       std::span<const float> hidden = floats(f, output.arg.dtype);
-      result_.hidden.insert(result_.hidden.end(), hidden.begin(), hidden.end());
+      step_->result.hidden.insert(step_->result.hidden.end(), hidden.begin(), hidden.end());
     } else if (kind == OutputKind::kOther) {
-      StepTensor& out = result_.outputs.emplace_back();
+      StepTensor& out = step_->result.outputs.emplace_back();
       out.name = output.name;
       out.dtype = output.arg.dtype;
       for (const SymExpr& e : output.arg.dims)
-        out.dims.push_back(CompiledExpr(e, symbols_).eval(launched_.symbols));
-      const std::byte* data = fetched_.data() + f.at;
+        out.dims.push_back(CompiledExpr(e, symbols_).eval(step_->symbols));
+      const std::byte* data = step_->values.data() + f.at;
       out.bytes.assign(data, data + dtype_bytes(out.dtype, f.elements));
     }
   }
   if (on_device)
-    sampler_->finish(place, nullptr, result_);
+    sampler_->finish(place, nullptr, step_->result);
   else if (!has_logits)
-    Sampler::skip(place, result_);
+    Sampler::skip(place, step_->result);
 }
 
 }  // namespace tokamak::cuda

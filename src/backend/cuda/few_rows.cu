@@ -65,16 +65,18 @@ struct FewRowsShared {
 // next block's.
 __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
   const FewRowsShares& s = a.sums.shares;
-  return static_cast<int>(static_cast<int64_t>(s.tiles) * s.steps * block / s.blocks);
+  const int of_tile = a.whole_tiles ? 1 : s.steps;  // pieces that a block has a number of
+  return static_cast<int>(static_cast<int64_t>(s.tiles) * of_tile * block / s.blocks) *
+         (s.steps / of_tile);
 }
 
 // All lines of a tile, from a column on.
 __device__ __forceinline__ void copy_tile(const FewRowsArgs& a, uint32_t to, int column, int tile,
                                           uint32_t full) {
   if (a.gated)
-    tensor_copy_4d(to, &a.w, column, tile * (kFewRowsTile / 2 / kFewRowsTurn), full);
+    tensor_copy_4d(to, &a.w, column, tile * (a.lines / 2 / kFewRowsTurn), full);
   else
-    tensor_copy<true>(to, &a.w, column, tile * kFewRowsTile, full);
+    tensor_copy<true>(to, &a.w, column, tile * a.lines, full);
 }
 
 // The weights, by one thread.
@@ -92,7 +94,7 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
     }
     const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
     const int tile = unit / steps, step = unit % steps;
-    barrier_expect(full, C::kWeightBytes);
+    barrier_expect(full, a.lines * C::kOfType.pitch);
     constexpr int kCopies = C::kBlocks ? 1 : C::kBoxes;
     constexpr int kWidth = C::kBlocks ? C::kOfType.bytes / 2 : kFewRowsWidth;  // of two bytes each
 #pragma unroll
@@ -103,9 +105,9 @@ __device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& share
 
 // The row of the matrix that is line `line` of a tile.
 __device__ __forceinline__ int row_of_line(const FewRowsArgs& a, int tile, int line) {
-  if (!a.gated) return min(tile * kFewRowsTile + line, a.w_rows - 1);
+  if (!a.gated) return min(tile * a.lines + line, a.w_rows - 1);
   const int turn = line / kFewRowsTurn;
-  const int row = tile * (kFewRowsTile / 2) + turn / 2 * kFewRowsTurn + line % kFewRowsTurn;
+  const int row = tile * (a.lines / 2) + turn / 2 * kFewRowsTurn + line % kFewRowsTurn;
   return min(row, a.n - 1) + turn % 2 * a.n;
 }
 
@@ -380,19 +382,15 @@ class FewRowsConsumer {
     }
   }
 
-  __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
-  __device__ static float gated(float gate, float value) {
-    gate = rounded(gate);
-    return gate / (1.0f + expf(-gate)) * rounded(value);
-  }
   __device__ void write(int tile) {
-    if (a_.f32) return write_floats(tile * kFewRowsTile + warp_ * 16);
-    if (!a_.gated) return write_pairs<2>(tile * kFewRowsTile + warp_ * 16);
+    if (warp_ * 16 >= a_.lines) return;  // what it multiplied is not of the tile
+    if (a_.f32) return write_floats(tile * a_.lines + warp_ * 16);
+    if (!a_.gated) return write_pairs<2>(tile * a_.lines + warp_ * 16);
 #pragma unroll
     for (int i = 0; i < kSums; i += 4)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) sums_[i + j] = gated(sums_[i + j], sums_[i + 2 + j]);
-    write_pairs<1>(tile * (kFewRowsTile / 2) + warp_ * kFewRowsTurn);
+      for (int j = 0; j < 2; ++j) sums_[i + j] = gated_value(sums_[i + j], sums_[i + 2 + j]);
+    write_pairs<1>(tile * (a_.lines / 2) + warp_ * kFewRowsTurn);
   }
 
   // Sums: lines lane / 4 and that + 8; values' rows 8 * j + lane % 4 * 2 and the next. Lanes of

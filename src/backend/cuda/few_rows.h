@@ -10,7 +10,7 @@
 
 namespace tokamak::cuda {
 
-constexpr int kFewRowsTile = 128;         // rows of the matrix that a block works on at a time
+constexpr int kFewRowsTile = 128;         // rows of the matrix that a block works on at most
 constexpr int kFewRowsWidth = 64;         // 16-bit values of a row in a box of a copy: 128 bytes
 constexpr int kFewRowsMultipliers = 256;  // threads: a warp has 16 lines of a tile
 // Lines of a tile are rows of the matrix in order. Where one half of the matrix gates the other,
@@ -90,7 +90,9 @@ struct FewRowsArgs {
   float* parts;  // [blocks, kFewRowsTile, most rows]: what is left for others to add; bf16 if y is
   uint32_t* ready;  // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;
+  int32_t lines;      // of a tile: a multiple of 16; kFewRowsTile where there are planes
   int32_t in_flight;  // stages whose weights may be loading at a time
+  bool whole_tiles;   // no tile is shared
   bool gated;         // y = silu(x * first half) * (x * second half)
   bool f32;           // type of y
 };

@@ -25,14 +25,38 @@ TensorMap map_of(DeviceAddress address, std::vector<uint64_t> extents,
   return map;
 }
 // The lines of a tile, of those columns that a copy brings.
-TensorMap tiles_of(const FewRowsProduct& p, const FewRowsType& type) {
+TensorMap tiles_of(const FewRowsProduct& p, const FewRowsType& type, int64_t lines) {
   const uint64_t row = dtype_bytes(p.type, p.k), columns = row / 2;
   const auto n = static_cast<uint64_t>(p.n);
+  const auto height = static_cast<unsigned>(lines);
   const unsigned width = type.blocks() ? static_cast<unsigned>(type.pitch) / 2 : kFewRowsWidth;
-  if (!p.gated) return map_of(p.w, {columns, n}, {row}, {width, kFewRowsTile}, !type.blocks());
+  if (!p.gated) return map_of(p.w, {columns, n}, {row}, {width, height}, !type.blocks());
   return map_of(p.w, {columns, kFewRowsTurn, 2, n / kFewRowsTurn},
                 {row, n * row, kFewRowsTurn * row},
-                {width, kFewRowsTurn, 2, kFewRowsTile / 2 / kFewRowsTurn}, !type.blocks());
+                {width, kFewRowsTurn, 2, height / 2 / kFewRowsTurn}, !type.blocks());
+}
+
+// How the rows of a matrix are divided among at most `most` blocks.
+struct Division {
+  int64_t lines = kFewRowsTile, tiles = 0, steps = 0, blocks = 0;
+  bool whole = false;  // blocks have whole tiles
+};
+Division division_of(int64_t rows, int64_t steps, int most, bool any_height) {
+  Division best{.steps = steps};
+  best.tiles = (rows + kFewRowsTile - 1) / kFewRowsTile;
+  // The fewest blocks of which none gets more: fewer tiles are shared, and fewer sums are written.
+  const int64_t units = (best.tiles * steps + most - 1) / most;
+  best.blocks = (best.tiles * steps + units - 1) / units;
+  if (!any_height) return best;
+  // Where a tile is shared, its blocks wait for each other: as long as it takes to load two steps.
+  int64_t cost = (units + 2) * kFewRowsTile;
+  for (int64_t lines = kFewRowsTile; lines >= kFewRowsTile / 2; lines -= 16) {
+    const int64_t tiles = (rows + lines - 1) / lines, each = (tiles + most - 1) / most;
+    if (each * lines * steps >= cost) continue;
+    cost = each * lines * steps;
+    best = {lines, tiles, steps, (tiles + each - 1) / each, true};
+  }
+  return best;
 }
 
 }  // namespace
@@ -62,17 +86,15 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
            p.rows, p.n, p.k);
   const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
   const FewRowsType& type = *few_rows_type(p.type);
-  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = type.columns;
-  const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;
+  const Division d = division_of(p.gated ? 2 * p.n : p.n, (p.k + type.columns - 1) / type.columns,
+                                 blocks, p.gated && !type.copied_by_threads());
   FewRowsLaunch out;
   out.kernel = fmt::format("few_rows_{}_{}", dtype_name(p.type), most);
   out.threads = few_rows_threads(type);
   out.shared_bytes = few_rows_shared_bytes(type, most);
-  // The fewest blocks of which none gets more: fewer tiles are shared, and fewer sums are written.
-  const int64_t most_units = (tiles * steps + blocks - 1) / blocks;
-  out.blocks = static_cast<int>((tiles * steps + most_units - 1) / most_units);
+  out.blocks = static_cast<int>(d.blocks);
   FewRowsArgs& a = out.args = {};
-  if (!type.copied_by_threads()) a.w = tiles_of(p, type);
+  if (!type.copied_by_threads()) a.w = tiles_of(p, type, d.lines);
   a.bytes = reinterpret_cast<const uint8_t*>(p.w);
   a.row_bytes = static_cast<int32_t>(dtype_bytes(p.type, p.k));
   a.w_rows = static_cast<int32_t>(p.gated ? 2 * p.n : p.n);
@@ -85,7 +107,9 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   a.ready = reinterpret_cast<uint32_t*>(memory + 4 * kFewRowsParts);
   a.rows = static_cast<int32_t>(p.rows);
   a.n = static_cast<int32_t>(p.n);
-  a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks};
+  a.lines = static_cast<int32_t>(d.lines);
+  a.whole_tiles = d.whole;
+  a.sums.shares = {static_cast<int32_t>(d.tiles), static_cast<int32_t>(d.steps), out.blocks};
   a.sums.plane = p.rows * a.sums.pitch();
   if (split) a.sums.planes = reinterpret_cast<uint16_t*>(memory + kFewRowsParts);
   constexpr int kInFlight = 32 * 1024;

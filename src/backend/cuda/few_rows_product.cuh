@@ -40,10 +40,6 @@ __device__ __forceinline__ void copies_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // clang-format off
 #define TK_SUMS_8(d) \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
@@ -101,6 +97,13 @@ __device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], const uint32_t* 
 #undef TK_SUMS_8
 #undef TK_SUMS_16
 #undef TK_SUMS_32
+
+// silu(gate) * value, of what bf16 holds of both.
+__device__ __forceinline__ float gated_value(float gate, float value) {
+  auto rounded = [](float v) { return __bfloat162float(__float2bfloat16(v)); };
+  gate = rounded(gate);
+  return gate / (1.0f + expf(-gate)) * rounded(value);
+}
 
 // Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
 __device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {

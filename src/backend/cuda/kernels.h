@@ -42,10 +42,14 @@ struct Scratch {
   size_t bytes = 0;
 };
 
+constexpr int64_t kCounters = 16384;
 // What else calls may use.
+size_t kept_bytes(int multiprocessors);  // from `counters` on
 struct Libraries {
   Blas* blas = nullptr;   // null: absent
   int hopper_blocks = 0;  // multiprocessors of a GPU that runs kernels of sm_90a; 0: it does not
+  DeviceAddress counters = 0;  // [kCounters] of 32 bits, zero before and after each launch
+  DeviceAddress table = 0;     // of decode attention, kept from call to call
 };
 
 struct CallSite {
@@ -99,6 +103,10 @@ void emit_quantize(const CallSite& site, LaunchList& list);
 void emit_linear(const CallSite& site, LaunchList& list);
 void emit_append(const CallSite& site, LaunchList& list);
 void emit_attend(const CallSite& site, LaunchList& list);
+// The table of decode attention for a step, if the list does not make it yet. Attention may overlap
+// with earlier launches if one that does not lies between.
+void emit_attention_table(LaunchList& list, const Libraries& libraries, const int32_t* lengths,
+                          int64_t batch, int64_t kv_heads);
 void emit_latent(const CallSite& site, LaunchList& list);
 void emit_route(const CallSite& site, LaunchList& list);
 void emit_dispatch(const CallSite& site, LaunchList& list);

@@ -53,6 +53,19 @@ void LaunchList::clear() {
   call_ends_.clear();
   args_.clear();
   library_calls_.clear();
+  table_ = {};
+}
+
+bool LaunchList::makes_table(const Table& table) {
+  if (table_ == table) return true;
+  table_ = table;
+  table_at_ = launches_.size();
+  return false;
+}
+
+bool LaunchList::overlaps_table() const {
+  return std::all_of(launches_.begin() + static_cast<std::ptrdiff_t>(table_at_) + 1,
+                     launches_.end(), [](const Launch& l) { return l.overlapped; });
 }
 
 void LaunchList::add_library_call(std::function<void(Handle)> call) {

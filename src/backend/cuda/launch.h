@@ -68,6 +68,17 @@ class LaunchList {
   void run_call(const DeviceStream& stream, size_t call) const;
   size_t size() const { return launches_.size(); }
 
+  // What a table of decode attention is made for. The list has one at a time.
+  struct Table {
+    const int32_t* lengths = nullptr;
+    int64_t batch = 0, kv_heads = 0;
+    bool operator==(const Table&) const = default;
+  };
+  // Whether there is one for this already; else the next launch has to make it.
+  bool makes_table(const Table& table);
+  // Whether a launch that overlaps with those before might do so with the one that makes the table.
+  bool overlaps_table() const;
+
  private:
   struct Launch {
     Handle function;
@@ -85,6 +96,8 @@ class LaunchList {
   std::vector<size_t> call_ends_;
   std::vector<std::byte> args_;
   std::vector<std::function<void(Handle)>> library_calls_;
+  Table table_;
+  size_t table_at_ = 0;  // the launch that makes it
 };
 
 // A captured LaunchList.

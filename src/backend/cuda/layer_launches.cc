@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/decode_attention.h"
 #include "backend/cuda/launches.h"
 #include "base/error.h"
 #include "plan/dispatch.h"
@@ -397,6 +398,9 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
   emit_embedding(list, kv_, plans_.weights.at(decoder_.embedding),
                  weights_.address(decoder_.embedding), step.ids,
                  {DType::kF32, {rows, s.hidden}, residual_, 0});
+  if (rows == step.sequences && rows <= kAttentionMaxBatch && libraries_.hopper_blocks > 0)
+    emit_attention_table(list, libraries_, reinterpret_cast<const int32_t*>(step.kv_len), rows,
+                         s.kv_heads);
   turns(list, step);
   Delta delta;
   for (const PlannedLayer& l : decoder_.layers) {

@@ -10,6 +10,25 @@
 
 namespace tokamak::cuda {
 
+AttentionTable attention_table(DeviceAddress memory, const int32_t* lengths, int batch,
+                               int kv_heads, int most_blocks) {
+  return {lengths,
+          reinterpret_cast<int64_t*>(memory),
+          reinterpret_cast<AttentionShare*>(memory + kAttentionShareBytes),
+          batch,
+          kv_heads,
+          attention_blocks(int64_t{batch} * kv_heads, most_blocks)};
+}
+
+void set_table(AttentionLaunch& launch, const AttentionTable& table) {
+  launch.lengths = table.lengths;
+  launch.first = table.first;
+  launch.shares = table.shares;
+  launch.batch = table.batch;
+  launch.kv_heads = table.kv_heads;
+  launch.blocks = table.blocks;
+}
+
 void set_planes(AttentionLaunch& launch, void* keys, void* values, int64_t pages, int head_dim) {
   const int64_t rows = pages * launch.kv_heads * launch.page_size;
   launch.keys = cache_map(keys, rows, head_dim, kAttentionPositions);
@@ -32,43 +51,46 @@ PagedAttention::PagedAttention(const Device& device, const void* cubin, const At
   if (max_batch < 1 || max_batch > kAttentionMaxBatch)
     fail(ErrorCode::kUnsupported, "decode attention: {} sequences, at most {} are possible",
          max_batch, kAttentionMaxBatch);
-  parts_ = module_.function(fmt::format("decode_attention_{}", shape.head_dim).c_str(),
-                            attention_shared_bytes(shape.head_dim));
-  join_ = module_.function(fmt::format("decode_attention_join_{}", shape.head_dim).c_str());
+  kernel_ = module_.function(fmt::format("decode_attention_{}", shape.head_dim).c_str(),
+                             attention_shared_bytes(shape.head_dim));
   auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
   auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
   partials_ = Buffer(rows * heads * static_cast<size_t>(attention_partial_row(shape.head_dim)) *
                      sizeof(float));
+  make_table_ = module_.function("decode_attention_table");
+  table_ = Buffer(attention_table_bytes(blocks_));
+  done_ = Buffer(static_cast<size_t>(max_batch * shape.kv_heads) * sizeof(uint32_t));
   check(driver().stream_wait(nullptr), "clearing memory");
 }
 
 void PagedAttention::launch(Handle stream, const Batch& batch) {
   TK_CHECK(batch.size >= 1 && batch.size <= max_batch_, "a batch of {}", batch.size);
+  AttentionTable table =
+      attention_table(table_.address(), reinterpret_cast<const int32_t*>(batch.lengths), batch.size,
+                      shape_.kv_heads, blocks_);
+  void* table_arguments[] = {&table};
+  check(driver().launch(make_table_, 1, 1, 1, kAttentionTableThreads, 1, 1, 0, stream,
+                        table_arguments, nullptr),
+        "dividing decode attention");
   AttentionLaunch l{};
+  set_table(l, table);
   l.queries = reinterpret_cast<const void*>(batch.queries);
   l.pages = reinterpret_cast<const int32_t*>(batch.pages);
-  l.lengths = reinterpret_cast<const int32_t*>(batch.lengths);
   l.partials = partials_.as<float>();
+  l.done = done_.as<uint32_t>();
   l.output = reinterpret_cast<void*>(batch.output);
-  l.batch = batch.size;
   l.heads = shape_.heads;
-  l.kv_heads = shape_.kv_heads;
   l.page_size = shape_.page_size;
   l.page_stride = batch.page_stride;
   set_planes(l, reinterpret_cast<void*>(batch.keys), reinterpret_cast<void*>(batch.values),
              batch.plane_pages, shape_.head_dim);
-  l.blocks = attention_blocks(int64_t{batch.size} * shape_.kv_heads, blocks_);
   l.in_flight = shape_.in_flight;
   l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   void* arguments[] = {&l};
-  check(driver().launch(parts_, static_cast<unsigned>(l.blocks), 1, 1, kAttentionThreads, 1, 1,
+  check(driver().launch(kernel_, static_cast<unsigned>(l.blocks), 1, 1, kAttentionThreads, 1, 1,
                         static_cast<unsigned>(attention_shared_bytes(shape_.head_dim)), stream,
                         arguments, nullptr),
         "launching decode attention");
-  const int threads = attention_join_threads(shape_.heads / shape_.kv_heads, shape_.head_dim);
-  check(driver().launch(join_, static_cast<unsigned>(batch.size * shape_.kv_heads), 1, 1,
-                        static_cast<unsigned>(threads), 1, 1, 0, stream, arguments, nullptr),
-        "joining decode attention");
 }
 
 }  // namespace tokamak::cuda

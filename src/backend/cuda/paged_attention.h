@@ -1,5 +1,5 @@
 #pragma once
-// Host side of the batched decode attention kernels (decode_attention.h).
+// Host side of the batched decode attention kernel (decode_attention.h).
 #include "backend/cuda/decode_attention.h"
 #include "backend/cuda/driver.h"
 
@@ -9,6 +9,11 @@ struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, page_size = 16;
   int in_flight = 8;  // quarters of tiles of the ring
 };
+
+// The table of a batch, kept at `memory`, and where a launch finds it.
+AttentionTable attention_table(DeviceAddress memory, const int32_t* lengths, int batch,
+                               int kv_heads, int most_blocks);
+void set_table(AttentionLaunch& launch, const AttentionTable& table);
 
 // keys, values: planes of `pages` pages.
 void set_planes(AttentionLaunch& launch, void* keys, void* values, int64_t pages, int head_dim);
@@ -30,8 +35,8 @@ class PagedAttention {
   AttentionShape shape_;
   int blocks_, max_batch_;
   KernelModule module_;
-  Handle parts_, join_;
-  Buffer partials_;
+  Handle kernel_, make_table_;
+  Buffer partials_, done_, table_;
 };
 
 }  // namespace tokamak::cuda

@@ -443,6 +443,12 @@ TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
   int token =
       sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose(peaks);
   if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
+  if (threadIdx.x == 0 && a.last) a.last[a.rows[blockIdx.x].row] = token > 0 ? token : 0;
+}
+
+TK_KERNEL(resolve_ids, ResolveLaunch, kResolveThreads) {
+  const int i = static_cast<int>(blockIdx.x * kResolveThreads + threadIdx.x);
+  if (i < a.tokens && a.ids[i] < 0) a.ids[i] = a.last[-1 - a.ids[i]];
 }
 
 // Likewise.

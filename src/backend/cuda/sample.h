@@ -20,6 +20,7 @@ struct SampleRowParams {
   float log_min_p;    // natural logarithm of min(min_p, 1); -infinity: off
   int32_t top_k;      // 0: off
   int32_t choice, position;
+  int32_t row;  // of the executable, whose last token this is
 };
 
 // The largest logit of a part of a row.
@@ -36,7 +37,16 @@ struct SampleLaunch {
   int32_t* tokens;              // [rows]
   int32_t vocab;
   SamplePeak* peaks;  // [rows, kSampleParts]; null: sample_rows finds them
+  int32_t* last;      // [rows of the executable]; may be null
 };
+
+// Ids of a step that are below zero stand for the last token of a row (plan/step.h).
+struct ResolveLaunch {
+  int32_t* ids;
+  const int32_t* last;
+  int32_t tokens;
+};
+constexpr int kResolveThreads = 256;
 
 // A row of the function "sample" (ops/sampling.h): changes of single logits, then a choice or a
 // given token, then log-probabilities under the model's own distribution.
