@@ -83,6 +83,20 @@ TEST(PlanGolden, TextInPlansAndReasonsOut) {
   }
 }
 
+// The decoder as other programs write it: norms, activations, rotations and products spelled out.
+// The plans are those of the usual spelling, kernel by kernel and byte by byte, and so are the
+// decisions that led to them.
+TEST(PlanGolden, AnotherSpellingEndsInTheSamePlan) {
+  auto backend = make_backend("cpu", {2, "", 0});
+  Compiled usual = compile_text(read_text_file(kFolder / "decoder.tkg"), *backend);
+  for (const char* name : {"spelled_torch.tkg", "spelled_onnx.tkg", "spelled_xla.tkg"}) {
+    SCOPED_TRACE(name);
+    Compiled spelled = compile_text(read_text_file(kFolder / name), *backend);
+    EXPECT_EQ(plan_set_text(spelled.set), plan_set_text(usual.set));
+    EXPECT_EQ(fusion_report_text(*spelled.fusion), fusion_report_text(*usual.fusion));
+  }
+}
+
 // The same graph for machines that differ in the capacity of their nearest cache: values inside a
 // region are free while a row of them fits, and go through the next level where it does not.
 TEST(PlanGolden, CacheCapacityDecidesWhatIsFused) {

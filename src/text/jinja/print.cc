@@ -229,7 +229,7 @@ static void append_members(std::string& out, const Members& members, int depth) 
   for (const auto& [key, item] : members) {
     if (!first) out += ", ";
     first = false;
-    if constexpr (std::is_same_v<std::decay_t<decltype(key)>, Val>)
+    if constexpr (std::is_same_v<decltype(key), const Val>)
       append_repr(out, key, depth + 1);
     else
       append_quoted(out, key);
