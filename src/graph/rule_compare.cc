@@ -19,7 +19,7 @@ constexpr double kNarrow = 0x1p-22;    // rounding errors of a few float32 opera
 constexpr double kLargest = 1e30;      // of what is compared at float32: larger values may overflow
 constexpr double kSmallest = 1e-37;    // differences at float32 that are underflow
 constexpr double kUnderflow = 1e-300;  // differences at float64 that are underflow
-constexpr double kNoise = 1e-9;        // relative differences at float64 that no float32 shows
+constexpr double kNoise = 1e-9;        // differences at float64 that no float32 shows
 constexpr double kNoDigits = 0.1;      // relative error at which float32 says nothing
 
 std::string number(double v) { return double_text(v); }
@@ -125,7 +125,7 @@ class RealComparer {
     compared_ = true;
     if (!std::isfinite(r) || std::isinf(by_right)) return different(i, l, r);
     double own = by_left + how_.delta * std::abs(l);
-    if (by_right > how_.unstable * own && by_right > kNoise * std::min(1.0, std::abs(l)))
+    if (by_right > how_.unstable * own && by_right > kNoise)
       return {Outcome::kDifferent,
               fmt::format("element {}: the replacement gives {} with {:.0e} times the rounding "
                           "error of the pattern",

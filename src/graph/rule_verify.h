@@ -59,7 +59,6 @@ struct RuleLiterals {
   std::vector<double> solutions;
   // Positive integers in the text, their roots, and the integers next to them.
   std::vector<int64_t> extents;
-  bool rounds = false;  // names a type of 16 bits
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
 // What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
@@ -67,8 +66,6 @@ std::vector<RuleExpr> ways_to_hold(const RuleExpr& condition);
 std::vector<std::string> open_extents(const RewriteRule& rule);  // names of extents
 // False: a number of the function is rounded, so that it means another one in a finite field.
 bool has_short_numbers(const Module& module, const Function& fn);
-// Rules may state any extents; instances that would take gigabytes are not tried.
-bool is_small(const Function& fn, int64_t most);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
