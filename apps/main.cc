@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("tokamak ") + version());
   app.footer(
-      "Example: tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\nEvery verb has --help with "
+      "Example: tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\nEvery command has --help with "
       "examples.");
   add_run_verb(app);
   add_chat_verb(app);

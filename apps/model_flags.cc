@@ -82,7 +82,7 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option(
       "--pooling", options.pooling,
       "which tokens give the embedding of a text: mean (all), cls (the first), last, or "
-      "none (each its own, for /embedding) (default: as the model's files say)");
+      "none (one vector per token, for /embedding) (default: as the model's files say)");
   verb.add_option("--storage", options.storage,
                   "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
   verb.add_flag(
@@ -127,7 +127,7 @@ void add_lora_flag(CLI::App& verb, OpenOptions& options, GenerateOptions& genera
         options.max_adapters = 1;
         generate.adapter = "lora";
       },
-      "answer with this adapter: a PEFT folder or a GGUF file; also of quantised models");
+      "answer with this adapter: a PEFT folder or a GGUF file; works with quantised models too");
 }
 
 void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
@@ -202,7 +202,7 @@ void add_search_flags(CLI::App& verb, OpenOptions& model, GenerateOptions& optio
         options.dola = layers;
         model.dola = true;
       },
-      "DoLa: contrast the logits with those of earlier layers: low, high, or layers as 8,10,12");
+      "DoLa: contrast the logits with those of earlier layers: low, high, or a list such as 8,10,12");
   verb.add_option("--penalty-alpha", options.penalty_alpha,
                   "contrastive search: weight of the similarity to earlier text against the "
                   "probability; with --top-k candidates");

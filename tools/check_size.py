@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Limits files to 500 lines and functions to 60.
 
-A file over the limit fails. Functions over the limit are listed, and at most CEILING of them are allowed: lower it
-when you split one. Kernels and generated data may be longer if LONGER gives the reason.
+Kernels and generated data may be longer if LONGER gives the reason.
 Functions are found by matching braces, which is good enough for code formatted by clang-format.
 """
 import pathlib
@@ -11,7 +10,6 @@ import sys
 
 FILE_LINES = 500
 FUNCTION_LINES = 60
-CEILING = 8  # functions over FUNCTION_LINES in the tree
 
 # file or folder (with a trailing slash) -> why it may contain longer files or functions
 LONGER = {}
@@ -122,8 +120,8 @@ def main():
     for line in long_files + long_functions:
         print(line)
     print(f"check_size: {count} files; {len(long_files)} over {FILE_LINES} lines; "
-          f"{len(long_functions)} functions over {FUNCTION_LINES} lines (ceiling {CEILING})")
-    return 1 if long_files or len(long_functions) > CEILING or count == 0 else 0
+          f"{len(long_functions)} functions over {FUNCTION_LINES} lines")
+    return 1 if long_files or long_functions or count == 0 else 0
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class NormFolder {
     size_t left = context_.firings_left ? *context_.firings_left : SIZE_MAX, fired = 0;
     for (NodeId id = 0; id < fn_.nodes().size() && fired < left; ++id) {
       const Node& node = fn_.node(id);
-      bool norm = node.op->name == "rms_norm" || node.op->name == "layer_norm";
-      if (!norm || !weight_of(node.inputs[1]) || !readers_.contains(Ref{id, 0})) continue;
+      if (node.op->gain == 0 || !weight_of(gain_of(node)) || !readers_.contains(Ref{id, 0}))
+        continue;
       std::string reason = why_not(id);
       note(id, reason);
       if (!reason.empty()) continue;
@@ -73,6 +73,8 @@ class NormFolder {
   }
 
  private:
+  static Ref gain_of(const Node& norm) { return norm.inputs[norm.op->gain]; }
+
   const WeightDecl* weight_of(Ref r) const {
     const Node& node = fn_.node(r.node);
     return node.op->role == OpDef::Role::kWeight
@@ -84,11 +86,11 @@ class NormFolder {
   std::string why_not(NodeId id) const {
     const Node& node = fn_.node(id);
     Ref value{id, 0};
-    if (node.inputs.size() > 2) return "the norm adds a bias after its weight";
+    if (node.inputs.size() > node.op->gain + 1) return "the norm adds a bias after its weight";
     if (results_.contains(value)) return "the norm is a result of the function";
     for (auto [reader, index] : readers_.at(value)) {
       const Node& linear = fn_.node(reader);
-      if (linear.op->name != "linear" || index != 0)
+      if (!linear.op->product || index != 0)
         return fmt::format("{} reads the norm, not only matrices", linear.op->name);
       const WeightDecl* matrix = weight_of(linear.inputs[1]);
       if (!matrix) return "a matrix after the norm is computed, not a weight";
@@ -99,10 +101,10 @@ class NormFolder {
         return fmt::format("{} matrices would have to be rounded again, or kept as f32",
                            dtype_name(dtype));
       for (auto [other, at] : readers_.at(linear.inputs[1]))
-        if (fn_.node(other).op->name != "linear" || at != 1 || fn_.node(other).inputs[0] != value)
+        if (!fn_.node(other).op->product || at != 1 || fn_.node(other).inputs[0] != value)
           return "a matrix after the norm is also used elsewhere and would be needed twice";
     }
-    if (!column_steps(*weight_of(node.inputs[1])))
+    if (!column_steps(*weight_of(gain_of(node))))
       return "the weight's recipe is not a + b * tensor";
     return "";
   }
@@ -119,7 +121,7 @@ class NormFolder {
 
   void choose(NodeId id) {
     norms_.insert(id);
-    auto steps = column_steps(*weight_of(fn_.node(id).inputs[1]));
+    auto steps = column_steps(*weight_of(gain_of(fn_.node(id))));
     for (auto [reader, index] : readers_.at(Ref{id, 0}))
       matrices_[reader] = folded(*weight_of(fn_.node(reader).inputs[1]), *steps);
   }
@@ -153,7 +155,8 @@ class NormFolder {
     rebuild(module_, fn_, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
       auto id = static_cast<NodeId>(&node - first);
       std::vector<Ref> inputs = in;
-      if (norms_.contains(id)) inputs[1] = to.constant(ones(to.tensor(in[1])));
+      if (norms_.contains(id))
+        inputs[node.op->gain] = to.constant(ones(to.tensor(in[node.op->gain])));
       if (auto it = matrices_.find(id); it != matrices_.end()) inputs[1] = to.weight(it->second);
       if (inputs != in) {
         std::vector<std::string> provenance = node.provenance;

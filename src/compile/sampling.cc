@@ -70,7 +70,8 @@ class SampleBuilder {
 bool chooses_tokens(const Backend& backend) {
   for (const KernelDesc& kernel : backend.kernels()) {
     KernelPattern pattern = parse_pattern(kernel.pattern);
-    if (pattern.kind == KernelPattern::Anchor::kAny || pattern.op == "choose_token") return true;
+    if (pattern.kind == KernelPattern::Anchor::kAny) return true;
+    if (const OpDef* op = find_op(pattern.op); op && op->chooses) return true;
   }
   return false;
 }

@@ -100,10 +100,11 @@ OpDef rational(std::string_view doc) {
 }  // namespace
 
 std::vector<OpDef> binary_ops() {
-  OpDef div = rational<Div>("a / b");
+  OpDef add = rational<Add>("a + b"), div = rational<Div>("a / b");
+  add.sum = true;
   div.element_ops = 4;
-  return {rational<Add>("a + b"), rational<Sub>("a - b"),         rational<Mul>("a * b"),
-          std::move(div),         real<Maximum>("larger of two"), real<Minimum>("smaller of two")};
+  return {std::move(add), rational<Sub>("a - b"),         rational<Mul>("a * b"),
+          std::move(div), real<Maximum>("larger of two"), real<Minimum>("smaller of two")};
 }
 
 }  // namespace tokamak

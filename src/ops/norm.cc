@@ -107,6 +107,7 @@ std::vector<OpDef> norm_ops() {
            .storage = true,
            .flops = flops<4>,
            .doc = "x / sqrt(mean(x^2) + eps) * w",
+           .gain = 1,
            .element_ops = 4,
            .loop = {LoopForm::Kind::kRow,
                     "mul(mul(a, rsqrt(add(div(sum_squares(a), columns), eps))), b)"}},
@@ -124,6 +125,7 @@ std::vector<OpDef> norm_ops() {
            .storage = true,
            .flops = flops<7>,
            .doc = "(x - mean) / sqrt(variance + eps) * w + bias",
+           .gain = 1,
            .element_ops = 6,
            .loop = {LoopForm::Kind::kRow,
                     "d = sub(a, div(sum(a), columns)); "

@@ -205,6 +205,12 @@ struct OpDef {
   bool dots = false;       // its flops are dot products
   bool key_flops = false;  // `flops` counts one visible key of the state
   bool takes_q8a = false;  // operand 0 may be q8a where operand 1 is a quantised matrix
+  bool sum = false;        // output 0 is the sum of its two operands
+  bool product = false;    // each row of operand 0 times the transpose of the matrix operand 1
+  bool chooses = false;    // output 0 is the token that sampling chose for each row
+  // The operand that multiplies the columns of output 0, after which later operands are added. 0:
+  // none does.
+  size_t gain = 0;
   double element_ops = 1;  // vector operations per element of the outputs or written planes
   int first_plane = 0;     // writes_state: the first operand that is written to a plane
   LoopForm loop = {};

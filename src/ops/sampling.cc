@@ -288,6 +288,10 @@ OpDef stage_op(int inputs, std::string_view doc) {
 }  // namespace
 
 std::vector<OpDef> sampling_ops() {
+  OpDef choose =
+      sampling_op("choose_token", 4, infer_choose, choose_token<float>, choose_token<double>,
+                  "the largest logit, with keyed Gumbel noise unless greedy");
+  choose.chooses = true;
   return {
       stage_op<kPenalize, penalize_row>(
           5, "repetition, presence and frequency penalties over the history"),
@@ -311,8 +315,7 @@ std::vector<OpDef> sampling_ops() {
           3, "keeps the likeliest tokens that hold top_p of the probability"),
       stage_op<kExclude, exclude_top_row>(3,
                                           "XTC: at random removes all likely tokens but the last"),
-      sampling_op("choose_token", 4, infer_choose, choose_token<float>, choose_token<double>,
-                  "the largest logit, with keyed Gumbel noise unless greedy"),
+      std::move(choose),
       sampling_op("token_logprobs", 4, infer_logprobs, token_logprobs<float>,
                   token_logprobs<double>, "log-probabilities of tokens and of the best ones"),
   };

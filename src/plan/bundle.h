@@ -18,17 +18,16 @@ constexpr std::string_view kBundleMeta = "meta", kBundleGraph = "graph", kBundle
                            kBundleTokenizer = "tokenizer", kBundleIndex = "index",
                            kBundleWeights = "weights";
 
-// What `meta` has to say about who can run the plans (the rest of it is for people and
-// recompiling).
+// The part of `meta` that says where the plans can run; the rest is for people and for recompiling.
 struct BundleTarget {
   std::string backend, isa, packing;
 };
 
-// A mapped bundle. Immutable but for replace_plans(); readable by any thread.
+// A mapped bundle. Immutable except for replace_plans(); readable by any thread.
 class BundleModel final : public ModelSource, public WeightSource {
  public:
-  // Throws Error(kCorrupt / kUnsupported) with one line that says what to do. Weights are not
-  // looked at: verify_weights() does that.
+  // Throws Error(kCorrupt / kUnsupported) with one line that says what to do. Does not
+  // check the weights; verify_weights() does.
   explicit BundleModel(std::shared_ptr<const BundleFile> file);
 
   // Plans of a version that this program cannot read are empty; `graph` can be compiled again.
@@ -44,8 +43,8 @@ class BundleModel final : public ModelSource, public WeightSource {
   std::string_view graph() const { return file_->text(kBundleGraph); }
   const BundleFile& file() const { return *file_; }
 
-  // Other plans for the same weights. Throws Error(kUnsupported) when one of them is not here, or
-  // was made in another way.
+  // Other plans for the same weights. Throws Error(kUnsupported) when one of them is missing or
+  // was packed differently.
   void replace_plans(PlanSet plans);
   // The longest sequence; no longer than what was compiled for.
   int64_t compiled_context() const { return compiled_context_; }

@@ -287,9 +287,21 @@ class Translator {
     return out + operands[1].substr(2);
   }
 
+  // [:name:] and [:^name:] inside a class.
+  std::string posix_class() {
+    const size_t end = in_.find(":]", pos_);
+    if (end == std::string_view::npos) bad("POSIX class without :]");
+    std::string_view name = in_.substr(pos_ + 2, end - pos_ - 2);
+    const bool inverse = name.starts_with('^');
+    if (inverse) name.remove_prefix(1);
+    const std::string_view set = regex_named_set(name, true);
+    if (set.empty()) bad("unknown POSIX class");
+    pos_ = end + 2;
+    return char_set(set, inverse, true);
+  }
+
   // [...] with nested classes and && as in Ruby. A plain class stays a class; others become
-  // alternatives and
-  // look-aheads, each of one character.
+  // alternatives and look-aheads, each of one character.
   std::string char_class() {
     ++pos_;
     const bool negated = peek() == '^';
@@ -320,15 +332,7 @@ class Translator {
       if (c == ']' && !first) break;
       first = false;
       if (c == '[' && peek(1) == ':') {
-        const size_t end = in_.find(":]", pos_);
-        if (end == std::string_view::npos) bad("POSIX class without :]");
-        std::string_view name = in_.substr(pos_ + 2, end - pos_ - 2);
-        const bool inverse = name.starts_with('^');
-        if (inverse) name.remove_prefix(1);
-        const std::string_view set = regex_named_set(name, true);
-        if (set.empty()) bad("unknown POSIX class");
-        items += char_set(set, inverse, true);
-        pos_ = end + 2;
+        items += posix_class();
       } else if (c == '[') {
         nested.push_back(char_class());
       } else if (starts("&&")) {

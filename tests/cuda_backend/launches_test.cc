@@ -121,8 +121,9 @@ TEST_F(CudaLaunches, TypesAndTheDeviceDecideToo) {
 // Measured on an H200 (bench/results): the predictions that decide are near and in order.
 TEST(CudaLaunchCost, FollowsWhatWasMeasured) {
   const Machine built_in;
-  auto work = [](bool large, double rows) {
+  auto work = [](bool large, double rows, bool prompt) {
     cuda::DecoderWork w;
+    w.few_rows = prompt ? 64 : 128;
     w.weight_bytes = large ? 15.01e9 : 3.44e9;
     w.flops = rows * w.weight_bytes;
     w.layers = large ? 32 : 28;
@@ -133,13 +134,18 @@ TEST(CudaLaunchCost, FollowsWhatWasMeasured) {
   struct Measured {
     bool large;
     double rows, stream_ms, layers_ms;  // 0: not measured
+    bool prompt = false;
   };
-  for (const Measured& m : {Measured{true, 1, 3.748, 0}, Measured{true, 2, 4.235, 4.489},
-                            Measured{true, 8, 4.735, 4.477}, Measured{true, 16, 0, 4.556},
-                            Measured{false, 1, 1.296, 0}, Measured{false, 2, 0, 1.674},
-                            Measured{false, 8, 1.891, 1.681}, Measured{false, 16, 0, 1.837}}) {
-    const double stream = 1e3 * stream_seconds(work(m.large, m.rows), built_in),
-                 layers = 1e3 * layers_seconds(work(m.large, m.rows), built_in);
+  for (const Measured& m :
+       {Measured{true, 1, 3.748, 0}, Measured{true, 2, 4.235, 4.489},
+        Measured{true, 8, 4.735, 4.477}, Measured{true, 16, 0, 4.556}, Measured{false, 1, 1.296, 0},
+        Measured{false, 2, 0, 1.674}, Measured{false, 8, 1.891, 1.681},
+        Measured{false, 16, 0, 1.837}, Measured{true, 32, 0, 4.683}, Measured{true, 64, 0, 5.614},
+        Measured{true, 96, 0, 7.075}, Measured{true, 128, 0, 7.441}, Measured{false, 64, 0, 2.573},
+        Measured{true, 128, 0, 5.01, true}, Measured{false, 128, 0, 1.84, true}}) {
+    const cuda::DecoderWork w = work(m.large, m.rows, m.prompt);
+    const double stream = 1e3 * stream_seconds(w, built_in),
+                 layers = 1e3 * layers_seconds(w, built_in);
     if (m.stream_ms > 0) {
       EXPECT_NEAR(stream, m.stream_ms, 0.15 * m.stream_ms) << m.rows;
     }

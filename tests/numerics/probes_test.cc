@@ -182,86 +182,98 @@ TEST(Probe, LoraRows) {
 // MLA as served: the cache holds a latent vector and one rotated key part per token; the
 // up-projections of K and V are absorbed into the query and the output. The oracle materialises K
 // and V per head.
-TEST(Probe, LatentAttention) {
-  constexpr int64_t D = 8, H = 3, NOPE = 4, ROPE = 2, RANK = 5, VD = 4, V = 12;
-  Probe probe;
-  auto f32 = [](int64_t n) {
-    return TensorType{DType::kF32, {{"one", 1, false}, {"c", n, false}}};
-  };
-  probe.module().groups.push_back({"latent", 0, 16});
-  probe.module().states.push_back(
-      {"mla.0", "latent", StateDecl::Growth::kPerToken, {{"c", f32(RANK)}, {"kr", f32(ROPE)}}});
-  probe.module().add_constant({"freq", {DType::kF32, {{"n", 1, false}}}, {0.7}});
-  Function& fn = probe.start();
-  Ref state = fn.add_input("mla.0", Type::state("mla.0"));
-  auto reshape = [&](Ref r, std::vector<std::string> dims) {
-    Value d = Value::array(), axes = Value::array();
-    for (size_t i = 0; i < dims.size(); ++i) {
-      d.push(dims[i]);
-      axes.push("x" + std::to_string(i));
-    }
-    return fn.add("reshape", {r}, Value::Object{{"dims", d}, {"axes", axes}});
-  };
-  auto transpose = [&](Ref r) {
-    return fn.add("transpose", {r}, Value::Object{{"perm", Value::Array{1, 0, 2}}});
-  };
+struct LatentAttention {
+  static constexpr int64_t D = 8, H = 3, NOPE = 4, ROPE = 2, RANK = 5, VD = 4, V = 12;
+  static constexpr double kFrequency = 0.7;
+  const double scale = 1 / std::sqrt(double{NOPE + ROPE});
   std::vector<double> table, wqn, wqr, wc, wkr, uk, uv;
-  Ref x = fn.add("embed", {probe.in("ids"), probe.weight("table", {V, D}, &table)});
-  Ref qn =
-      reshape(fn.add("linear", {x, probe.weight("wqn", {H * NOPE, D}, &wqn)}), {"T", "3", "4"});
-  Ref qr =
-      reshape(fn.add("linear", {x, probe.weight("wqr", {H * ROPE, D}, &wqr)}), {"T", "3", "2"});
-  qr = fn.add("rope", {qr, probe.in("pos"), fn.constant("freq")});
-  Ref c = fn.add("linear", {x, probe.weight("wc", {RANK, D}, &wc)});
-  Ref kr = reshape(fn.add("linear", {x, probe.weight("wkr", {ROPE, D}, &wkr)}), {"T", "1", "2"});
-  kr = fn.add("rope", {kr, probe.in("pos"), fn.constant("freq")});
-  state = fn.add("append", {state, probe.in("view"), probe.in("seq"), probe.in("slot"), c, kr});
-  Ref qc = transpose(fn.add(
-      "matmul", {transpose(qn), probe.weight("uk", {H, NOPE, RANK}, &uk)}));  // absorbed: q W_uk
-  Ref q = fn.add("concat", {qc, qr}, Value::Object{{"axis", 2}});
-  double scale = 1 / std::sqrt(double{NOPE + ROPE});
-  Ref mixed =
-      fn.add("attend",
-             {q, state, probe.in("view"), probe.in("pos"), probe.in("seq"), probe.in("slot"),
-              probe.in("q_start"), probe.in("kv_len")},
-             Value::Object{{"key", Value::Array{"c", "kr"}}, {"value", "c"}, {"scale", scale}});
-  Ref out = transpose(fn.add("matmul", {transpose(mixed), probe.weight("uv", {H, RANK, VD}, &uv)}));
-  fn.set_result("mla.0", state);
-  ModelRunner runner = probe.finish(reshape(out, {"T", "12"}));
-  auto rows = runner.all_logits(0, kIds, 3);  // in chunks, so that the cache is used
 
-  auto rotate = [](std::vector<double> v, double pos) {
-    double s = std::sin(pos * 0.7), co = std::cos(pos * 0.7);
-    return std::vector<double>{v[0] * co - v[1] * s, v[1] * co + v[0] * s};
-  };
-  for (size_t t = 0; t < kIds.size(); ++t) {
-    std::vector<double> want, in = row_of(table, kIds[t], D),
-                              qn_all = times(wqn.data(), H * NOPE, D, in),
-                              qr_all = times(wqr.data(), H * ROPE, D, in);
-    for (int64_t h = 0; h < H; ++h) {
-      std::vector<double> qr_h = rotate({qr_all[static_cast<size_t>(h * 2)],
-                                         qr_all[static_cast<size_t>(h * 2 + 1)]},
-                                        static_cast<double>(t)),
-                          p, mixed_v(VD);
-      Matrix values;
-      for (size_t j = 0; j <= t; ++j) {
-        std::vector<double> past = row_of(table, kIds[j], D), lat = times(wc.data(), RANK, D, past),
-                            k_r = rotate(times(wkr.data(), ROPE, D, past), static_cast<double>(j));
-        std::vector<double> k_n = times(uk.data() + h * NOPE * RANK, NOPE, RANK, lat), val(VD);
-        for (int64_t v = 0; v < VD; ++v)
-          for (int64_t r = 0; r < RANK; ++r)
-            val[static_cast<size_t>(v)] +=
-                lat[static_cast<size_t>(r)] * uv[static_cast<size_t>((h * RANK + r) * VD + v)];
-        double score = qr_h[0] * k_r[0] + qr_h[1] * k_r[1];
-        for (int64_t i = 0; i < NOPE; ++i)
-          score += qn_all[static_cast<size_t>(h * NOPE + i)] * k_n[static_cast<size_t>(i)];
-        p.push_back(score * scale);
-        values.push_back(val);
+  ModelRunner build(Probe& probe) {
+    auto f32 = [](int64_t n) {
+      return TensorType{DType::kF32, {{"one", 1, false}, {"c", n, false}}};
+    };
+    probe.module().groups.push_back({"latent", 0, 16});
+    probe.module().states.push_back(
+        {"mla.0", "latent", StateDecl::Growth::kPerToken, {{"c", f32(RANK)}, {"kr", f32(ROPE)}}});
+    probe.module().add_constant({"freq", {DType::kF32, {{"n", 1, false}}}, {kFrequency}});
+    Function& fn = probe.start();
+    Ref state = fn.add_input("mla.0", Type::state("mla.0"));
+    auto reshape = [&](Ref r, std::vector<std::string> dims) {
+      Value d = Value::array(), axes = Value::array();
+      for (size_t i = 0; i < dims.size(); ++i) {
+        d.push(dims[i]);
+        axes.push("x" + std::to_string(i));
       }
-      softmax(p);
-      for (size_t j = 0; j < p.size(); ++j)
-        for (size_t v = 0; v < VD; ++v) mixed_v[v] += p[j] * values[j][v];
-      want.insert(want.end(), mixed_v.begin(), mixed_v.end());
+      return fn.add("reshape", {r}, Value::Object{{"dims", d}, {"axes", axes}});
+    };
+    auto transpose = [&](Ref r) {
+      return fn.add("transpose", {r}, Value::Object{{"perm", Value::Array{1, 0, 2}}});
+    };
+    Ref x = fn.add("embed", {probe.in("ids"), probe.weight("table", {V, D}, &table)});
+    Ref qn =
+        reshape(fn.add("linear", {x, probe.weight("wqn", {H * NOPE, D}, &wqn)}), {"T", "3", "4"});
+    Ref qr =
+        reshape(fn.add("linear", {x, probe.weight("wqr", {H * ROPE, D}, &wqr)}), {"T", "3", "2"});
+    qr = fn.add("rope", {qr, probe.in("pos"), fn.constant("freq")});
+    Ref c = fn.add("linear", {x, probe.weight("wc", {RANK, D}, &wc)});
+    Ref kr = reshape(fn.add("linear", {x, probe.weight("wkr", {ROPE, D}, &wkr)}), {"T", "1", "2"});
+    kr = fn.add("rope", {kr, probe.in("pos"), fn.constant("freq")});
+    state = fn.add("append", {state, probe.in("view"), probe.in("seq"), probe.in("slot"), c, kr});
+    Ref qc = transpose(fn.add(
+        "matmul", {transpose(qn), probe.weight("uk", {H, NOPE, RANK}, &uk)}));  // absorbed: q W_uk
+    Ref q = fn.add("concat", {qc, qr}, Value::Object{{"axis", 2}});
+    Ref mixed =
+        fn.add("attend",
+               {q, state, probe.in("view"), probe.in("pos"), probe.in("seq"), probe.in("slot"),
+                probe.in("q_start"), probe.in("kv_len")},
+               Value::Object{{"key", Value::Array{"c", "kr"}}, {"value", "c"}, {"scale", scale}});
+    Ref out =
+        transpose(fn.add("matmul", {transpose(mixed), probe.weight("uv", {H, RANK, VD}, &uv)}));
+    fn.set_result("mla.0", state);
+    return probe.finish(reshape(out, {"T", "12"}));
+  }
+
+  static std::vector<double> rotate(std::vector<double> v, size_t pos) {
+    double angle = static_cast<double>(pos) * kFrequency, s = std::sin(angle), c = std::cos(angle);
+    return {v[0] * c - v[1] * s, v[1] * c + v[0] * s};
+  }
+
+  // What head h adds for token t.
+  std::vector<double> expected(int64_t h, size_t t) const {
+    std::vector<double> in = row_of(table, kIds[t], D),
+                        qn = times(wqn.data() + h * NOPE * D, NOPE, D, in),
+                        qr = rotate(times(wqr.data() + h * ROPE * D, ROPE, D, in), t), p, out(VD);
+    Matrix values;
+    for (size_t j = 0; j <= t; ++j) {
+      std::vector<double> past = row_of(table, kIds[j], D), lat = times(wc.data(), RANK, D, past),
+                          kr = rotate(times(wkr.data(), ROPE, D, past), j),
+                          kn = times(uk.data() + h * NOPE * RANK, NOPE, RANK, lat), value(VD);
+      for (int64_t v = 0; v < VD; ++v)
+        for (int64_t r = 0; r < RANK; ++r)
+          value[static_cast<size_t>(v)] +=
+              lat[static_cast<size_t>(r)] * uv[static_cast<size_t>((h * RANK + r) * VD + v)];
+      double score = qr[0] * kr[0] + qr[1] * kr[1];
+      for (size_t i = 0; i < NOPE; ++i) score += qn[i] * kn[i];
+      p.push_back(score * scale);
+      values.push_back(value);
+    }
+    softmax(p);
+    for (size_t j = 0; j < p.size(); ++j)
+      for (size_t v = 0; v < VD; ++v) out[v] += p[j] * values[j][v];
+    return out;
+  }
+};
+
+TEST(Probe, LatentAttention) {
+  Probe probe;
+  LatentAttention attention;
+  ModelRunner runner = attention.build(probe);
+  auto rows = runner.all_logits(0, kIds, 3);  // in chunks, so that the cache is used
+  for (size_t t = 0; t < kIds.size(); ++t) {
+    std::vector<double> want;
+    for (int64_t h = 0; h < LatentAttention::H; ++h) {
+      std::vector<double> head = attention.expected(h, t);
+      want.insert(want.end(), head.begin(), head.end());
     }
     EXPECT_LE(nmse(rows[t], want), 1e-11) << "token " << t;
   }

@@ -228,98 +228,102 @@ TEST(StepBinding, CountsPlansMadeSinceItWasLoaded) {
   EXPECT_EQ(binder.stats().compiles, 1);
 }
 
+struct WrongStep {
+  const char* message;  // a part of it
+  std::function<void(StepInputs&)> spoil;
+};
+const WrongStep kWrongSteps[] = {
+    {"no tokens", [](auto& s) { s.ids.clear(); }},
+    {"pos has", [](auto& s) { s.pos.pop_back(); }},
+    {"slot has", [](auto& s) { s.slot.push_back(0); }},
+    {"mask has", [](auto& s) { s.mask = {1}; }},
+    {"the mask is", [](auto& s) { s.mask.assign(12, 1), s.mask_width = 2; }},
+    {"has id 100", [](auto& s) { s.ids[2] = 100; }},
+    {"has id -5", [](auto& s) { s.ids[2] = -5; }},
+    {"has position", [](auto& s) { s.pos[0] = -1; }},
+    {"q_start",
+     [](auto& s) {
+       s.q_start = {0, 1};
+     }},
+    {"q_start",
+     [](auto& s) {
+       s.q_start = {1, 1, 6};
+     }},
+    {"has the tokens",
+     [](auto& s) {
+       s.q_start = {0, 0, 6};
+     }},
+    {"has the tokens",
+     [](auto& s) {
+       s.q_start = {0, 9, 6};
+     }},
+    {"but length", [](auto& s) { s.kv_len[1] = 4; }},
+    {"seq 0", [](auto& s) { s.seq[3] = 0; }},
+    {"slot 8 of 8", [](auto& s) { s.slot[5] = 8; }},
+    {"slot -1", [](auto& s) { s.slot[5] = -1; }},
+    {"rows for", [](auto& s) { s.row.pop_back(); }},
+    {"has row 4", [](auto& s) { s.row[0] = 4; }},
+    {"used twice", [](auto& s) { s.row[1] = 3; }},
+    {"samples for", [](auto& s) { s.samples.pop_back(); }},
+    {"output row 6", [](auto& s) { s.out_rows[1] = 6; }},
+    {"no sampling", [](auto& s) { s.samples[0].spec = nullptr; }},
+    {"scores token", [](auto& s) { s.samples[1].target = 100; }},
+    {"block tables", [](auto& s) { s.tables.pop_back(); }},
+    {"the table of", [](auto& s) { s.tables[0].stride = 2; }},
+    {"the table of", [](auto& s) { s.tables[0].stride = -1; }},
+    {"block 10 of", [](auto& s) { s.tables[0].blocks[5] = 10; }},
+    {"block -2 of", [](auto& s) { s.tables[0].blocks[5] = -2; }},
+    {"needs block 0 of group full", [](auto& s) { s.tables[0].blocks[0] = -1; }},
+    {"needs block 1 of group window", [](auto& s) { s.tables[1].blocks[1] = -1; }},
+    {"does not fit", [](auto& s) { s.kv_len[0] = 13; }},
+    {"copy of",
+     [](auto& s) {
+       s.copies = {{0, 1, 10}};
+     }},
+    {"copy of",
+     [](auto& s) {
+       s.copies = {{2, 1, 1}};
+     }},
+    {"move of slot",
+     [](auto& s) {
+       s.moves = {{0, 3, 40}};
+     }},
+    {"move of slot",
+     [](auto& s) {
+       s.moves = {{2, 0, 1}};
+     }},
+    {"cannot continue output 1", [](auto& s) { s.samples[0].parent = 1; }},
+    {"cannot continue output 0", [](auto& s) { s.samples[1].parent = 0; }},
+    {"has id -2147483648", [](auto& s) { s.ids[2] = id_of_output(0); }},
+    {"masked and does not sample", [](auto& s) { s.samples[1].masked = true; }},
+    {"its phases need 6 entries of ids",
+     [](auto& s) {
+       s.phases = {{"step", 6, 2, 2}};
+       s.ids.pop_back();
+     }},
+    {"its phases need 3 entries of kv_len",
+     [](auto& s) {
+       s.phases = {{"step", 6, 3, 2}};
+       s.q_start.push_back(6);
+     }},
+    {"input image has 3 bytes",
+     [](auto& s) {
+       s.inputs = {{"image", DType::kF32, {1}, std::vector<std::byte>(3)}};
+     }},
+    {"reset of row",
+     [](auto& s) {
+       s.resets.push_back({4, 0, {}});
+     }},
+    {"is reset with token",
+     [](auto& s) {
+       s.resets.push_back({0, 0, {100}});
+     }},
+};
+
 TEST(StepBinding, EveryWrongStepIsRefused) {
-  using Break = std::function<void(StepInputs&)>;
-  const std::pair<const char*, Break> cases[] = {
-      {"no tokens", [](auto& s) { s.ids.clear(); }},
-      {"pos has", [](auto& s) { s.pos.pop_back(); }},
-      {"slot has", [](auto& s) { s.slot.push_back(0); }},
-      {"mask has", [](auto& s) { s.mask = {1}; }},
-      {"the mask is", [](auto& s) { s.mask.assign(12, 1), s.mask_width = 2; }},
-      {"has id 100", [](auto& s) { s.ids[2] = 100; }},
-      {"has id -5", [](auto& s) { s.ids[2] = -5; }},
-      {"has position", [](auto& s) { s.pos[0] = -1; }},
-      {"q_start",
-       [](auto& s) {
-         s.q_start = {0, 1};
-       }},
-      {"q_start",
-       [](auto& s) {
-         s.q_start = {1, 1, 6};
-       }},
-      {"has the tokens",
-       [](auto& s) {
-         s.q_start = {0, 0, 6};
-       }},
-      {"has the tokens",
-       [](auto& s) {
-         s.q_start = {0, 9, 6};
-       }},
-      {"but length", [](auto& s) { s.kv_len[1] = 4; }},
-      {"seq 0", [](auto& s) { s.seq[3] = 0; }},
-      {"slot 8 of 8", [](auto& s) { s.slot[5] = 8; }},
-      {"slot -1", [](auto& s) { s.slot[5] = -1; }},
-      {"rows for", [](auto& s) { s.row.pop_back(); }},
-      {"has row 4", [](auto& s) { s.row[0] = 4; }},
-      {"used twice", [](auto& s) { s.row[1] = 3; }},
-      {"samples for", [](auto& s) { s.samples.pop_back(); }},
-      {"output row 6", [](auto& s) { s.out_rows[1] = 6; }},
-      {"no sampling", [](auto& s) { s.samples[0].spec = nullptr; }},
-      {"scores token", [](auto& s) { s.samples[1].target = 100; }},
-      {"block tables", [](auto& s) { s.tables.pop_back(); }},
-      {"the table of", [](auto& s) { s.tables[0].stride = 2; }},
-      {"the table of", [](auto& s) { s.tables[0].stride = -1; }},
-      {"block 10 of", [](auto& s) { s.tables[0].blocks[5] = 10; }},
-      {"block -2 of", [](auto& s) { s.tables[0].blocks[5] = -2; }},
-      {"needs block 0 of group full", [](auto& s) { s.tables[0].blocks[0] = -1; }},
-      {"needs block 1 of group window", [](auto& s) { s.tables[1].blocks[1] = -1; }},
-      {"does not fit", [](auto& s) { s.kv_len[0] = 13; }},
-      {"copy of",
-       [](auto& s) {
-         s.copies = {{0, 1, 10}};
-       }},
-      {"copy of",
-       [](auto& s) {
-         s.copies = {{2, 1, 1}};
-       }},
-      {"move of slot",
-       [](auto& s) {
-         s.moves = {{0, 3, 40}};
-       }},
-      {"move of slot",
-       [](auto& s) {
-         s.moves = {{2, 0, 1}};
-       }},
-      {"cannot continue output 1", [](auto& s) { s.samples[0].parent = 1; }},
-      {"cannot continue output 0", [](auto& s) { s.samples[1].parent = 0; }},
-      {"has id -2147483648", [](auto& s) { s.ids[2] = id_of_output(0); }},
-      {"masked and does not sample", [](auto& s) { s.samples[1].masked = true; }},
-      {"its phases need 6 entries of ids",
-       [](auto& s) {
-         s.phases = {{"step", 6, 2, 2}};
-         s.ids.pop_back();
-       }},
-      {"its phases need 3 entries of kv_len",
-       [](auto& s) {
-         s.phases = {{"step", 6, 3, 2}};
-         s.q_start.push_back(6);
-       }},
-      {"input image has 3 bytes",
-       [](auto& s) {
-         s.inputs = {{"image", DType::kF32, {1}, std::vector<std::byte>(3)}};
-       }},
-      {"reset of row",
-       [](auto& s) {
-         s.resets.push_back({4, 0, {}});
-       }},
-      {"is reset with token",
-       [](auto& s) {
-         s.resets.push_back({0, 0, {100}});
-       }},
-  };
   PlanSet set = plan_set();
   StepBinder binder(set, {10, 6}, 4);
-  for (const auto& [message, spoil] : cases) {
+  for (const auto& [message, spoil] : kWrongSteps) {
     StepInputs s = good_step();
     spoil(s);
     try {

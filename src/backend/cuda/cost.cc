@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "backend/cuda/few_rows_launch.h"
-
 namespace tokamak::cuda {
 namespace {
 
@@ -99,12 +97,12 @@ double stream_seconds(const DecoderWork& work, const Machine& machine) {
   return rates.launch_seconds + work.weight_bytes / rates.memory + work.layers * waiting;
 }
 
-// As above, 1 to 64 sequences: weights come at nearly the memory's speed while a layer's other
+// As above, 1 to 128 sequences: weights come at nearly the memory's speed while a layer's other
 // launches, which wait for each other, run. Products of more rows cost what a library's do.
 double layers_seconds(const DecoderWork& work, const Machine& machine) {
   const Rates rates(machine);
-  const bool few = work.rows <= static_cast<double>(kMostFewRows);
-  const double share = !few ? kProductShare : work.rows <= 32 ? 0.91 : 0.8;
+  const bool few = work.rows <= work.few_rows;
+  const double share = !few ? kProductShare : work.rows <= 32 ? 0.91 : work.rows <= 64 ? 0.8 : 0.74;
   constexpr double kDecodeRate = 2.4e12;  // weights per second
   const double products = std::max({work.weight_bytes / (share * rates.memory),
                                     work.flops / rates.tensor_flops, work.decoded / kDecodeRate});

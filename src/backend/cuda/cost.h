@@ -24,6 +24,7 @@ struct DecoderWork {
   double expanded_bytes = 0;  // that fused layers write as bf16 and read again
   double decoded = 0;         // weights that products of few rows make bf16 in registers
   double layers = 0, rows = 0;
+  double few_rows = 0;   // up to which the products are those of few rows, beside decode attention
   double row_bytes = 0;  // that fused kernels read and write for one row of one layer
 };
 double stream_seconds(const DecoderWork& work, const Machine& machine);  // persistent kernel

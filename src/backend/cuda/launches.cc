@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cost.h"
 #include "backend/cuda/decode_plan.h"
+#include "backend/cuda/few_rows_launch.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/layer_launches.h"
 #include "base/error.h"
@@ -62,6 +63,18 @@ double matrix_elements(const PlanSet& set, uint32_t weight) {
   return static_cast<double>(w.dims.at(0)) * static_cast<double>(w.dims.at(1));
 }
 
+// Rows that the products of all layers take at most.
+double most_few_rows(const PlanSet& set, const PlannedDecoder& decoder) {
+  int most = few_rows_type(DType::kBF16)->most_rows();
+  for (const PlannedLayer& l : decoder.layers)
+    for (uint32_t w : l.products())
+      if (const FewRowsType* type = few_rows_type(set.weights.at(w).dtype))
+        most = std::min(most, type->most_rows());
+      else
+        return static_cast<double>(kMostFewRows);
+  return most;
+}
+
 DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& decoder) {
   const DecoderShape& s = decoder.shape;
   const bool decode = plan.function == "decode";
@@ -70,6 +83,7 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
   const bool expands =
       rows > static_cast<double>(kMostFewRows) || !LayerLaunches::reads_as_stored(set, decoder);
   DecoderWork out;
+  out.few_rows = decode ? most_few_rows(set, decoder) : static_cast<double>(kMostFewRows);
   out.layers = s.layers;
   out.rows = rows;
   out.row_bytes = 2.0 * (8 * s.hidden + 4 * s.heads * s.head_dim + 2 * s.qkv_rows() + 5 * s.mlp);

@@ -83,6 +83,30 @@ TEST(PlanGolden, TextInPlansAndReasonsOut) {
   }
 }
 
+// Plans without the names of calls.
+std::string nameless(const PlanSet& set) {
+  std::string text = plan_set_text(set);
+  for (size_t at; (at = text.find("  # ")) != std::string::npos;)
+    text.erase(at, text.find('\n', at) - at);
+  return text;
+}
+
+// The decoder as other programs write it: norms, activations and rotations spelled out. Kernels,
+// operands and offsets are those of the usual spelling.
+TEST(PlanGolden, AnotherSpellingEndsInTheSamePlan) {
+  auto backend = make_backend("cpu", {2, "", 0});
+  std::string text = read_text_file(kFolder / "decoder.tkg");
+  // In a graph eps is a constant of type f32: the same number in both must be one.
+  for (size_t at; (at = text.find("eps=1e-5")) != std::string::npos;)
+    text.replace(at, 8, "eps=7.62939453125e-06");
+  Compiled usual = compile_text(text, *backend);
+  for (const char* name : {"spelled_torch.tkg", "spelled_onnx.tkg", "spelled_xla.tkg"}) {
+    SCOPED_TRACE(name);
+    Compiled spelled = compile_text(read_text_file(kFolder / name), *backend);
+    EXPECT_EQ(nameless(spelled.set), nameless(usual.set));
+  }
+}
+
 // The same graph for machines that differ in the capacity of their nearest cache: values inside a
 // region are free while a row of them fits, and go through the next level where it does not.
 TEST(PlanGolden, CacheCapacityDecidesWhatIsFused) {

@@ -74,7 +74,7 @@ class Roles {
   // The residual stream: x + f(x), and sums with such a value.
   void find_residual(NodeId id) {
     const Node& node = fn_.node(id);
-    if (node.op->name != "add" || !activation_[id]) return;
+    if (!node.op->sum || !activation_[id]) return;
     for (size_t i = 0; i < 2; ++i) {
       Ref x = source(node.inputs[i]), f = source(node.inputs[1 - i]);
       if (!activation_[x.node] || !activation_[f.node] || x == f) continue;

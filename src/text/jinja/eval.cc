@@ -42,21 +42,10 @@ Val Interp::eval(const Expr& e) {
     case Expr::Type::kName:
       return eval_name(e);
     case Expr::Type::kList:
-    case Expr::Type::kTuple: {
-      std::vector<Val> values;
-      values.reserve(e.kids.size());
-      for (const ExprPtr& kid : e.kids) values.push_back(eval(*kid));
-      return heap_.list(std::move(values), e.type == Expr::Type::kTuple);
-    }
-    case Expr::Type::kDict: {
-      Dict* dict = heap_.dict();
-      heap_.charge(e.kids.size() * sizeof(Val));
-      for (size_t i = 0; i + 1 < e.kids.size(); i += 2) {
-        const Val key = eval(*e.kids[i]);
-        dict->set(key, eval(*e.kids[i + 1]));
-      }
-      return Val::dict(dict);
-    }
+    case Expr::Type::kTuple:
+      return eval_list(e);
+    case Expr::Type::kDict:
+      return eval_dict(e);
     case Expr::Type::kGetattr:
       return attribute(eval(*e.kids[0]), e.constant.text());
     case Expr::Type::kGetitem:
@@ -65,32 +54,13 @@ Val Interp::eval(const Expr& e) {
       raise("a slice outside of a subscript");
     case Expr::Type::kCall:
       return eval_call(e);
-    case Expr::Type::kFilter: {
-      if (!e.filter) raise("no filter named '" + e.name + "'");
-      const Val input = eval(*e.kids[0]);
-      Args args = eval_args(e.args);
-      line_ = e.line;
-      if (!args.pos.empty() || !args.named.empty()) check_filter_args(e.name, args);
-      return e.filter(*this, input, args);
-    }
-    case Expr::Type::kTest: {
-      if (!e.test) raise("no test named '" + e.name + "'");
-      const Val input = eval(*e.kids[0]);
-      Args args = eval_args(e.args);
-      line_ = e.line;
-      return Val::boolean(e.test(*this, input, args));
-    }
+    case Expr::Type::kFilter:
+      return eval_filter(e);
+    case Expr::Type::kTest:
+      return eval_test(e);
     case Expr::Type::kNeg:
-    case Expr::Type::kPos: {
-      const Val v = eval(*e.kids[0]);
-      if (v.is_undefined()) raise_undefined(v);
-      if (!v.is_number())
-        raise(std::string("bad operand type for unary -: '") + type_name(v) + "'");
-      const bool negative = e.type == Expr::Type::kNeg;
-      if (v.is_float()) return Val::real(negative ? -v.as_double() : v.as_double());
-      if (negative && v.as_int() == INT64_MIN) raise("integer overflow");
-      return Val::integer(negative ? -v.as_int() : v.as_int());
-    }
+    case Expr::Type::kPos:
+      return eval_sign(e);
     case Expr::Type::kNot:
       return Val::boolean(!truthy(eval(*e.kids[0])));
     case Expr::Type::kAnd: {
@@ -116,6 +86,52 @@ Val Interp::eval(const Expr& e) {
       return e.kids[2] ? eval(*e.kids[2]) : Val();
   }
   return Val();
+}
+
+Val Interp::eval_list(const Expr& e) {
+  std::vector<Val> values;
+  values.reserve(e.kids.size());
+  for (const ExprPtr& kid : e.kids) values.push_back(eval(*kid));
+  return heap_.list(std::move(values), e.type == Expr::Type::kTuple);
+}
+
+Val Interp::eval_dict(const Expr& e) {
+  Dict* dict = heap_.dict();
+  heap_.charge(e.kids.size() * sizeof(Val));
+  for (size_t i = 0; i + 1 < e.kids.size(); i += 2) {
+    const Val key = eval(*e.kids[i]);
+    dict->set(key, eval(*e.kids[i + 1]));
+  }
+  return Val::dict(dict);
+}
+
+Val Interp::eval_filter(const Expr& e) {
+  if (!e.filter) raise("no filter named '" + e.name + "'");
+  const Val input = eval(*e.kids[0]);
+  Args args = eval_args(e.args);
+  line_ = e.line;
+  if (!args.pos.empty() || !args.named.empty()) check_filter_args(e.name, args);
+  return e.filter(*this, input, args);
+}
+
+Val Interp::eval_test(const Expr& e) {
+  if (!e.test) raise("no test named '" + e.name + "'");
+  const Val input = eval(*e.kids[0]);
+  Args args = eval_args(e.args);
+  line_ = e.line;
+  return Val::boolean(e.test(*this, input, args));
+}
+
+Val Interp::eval_sign(const Expr& e) {
+  const Val v = eval(*e.kids[0]);
+  if (v.is_undefined()) raise_undefined(v);
+  const bool negative = e.type == Expr::Type::kNeg;
+  if (!v.is_number())
+    raise(std::string("bad operand type for unary ") + (negative ? "-" : "+") + ": '" +
+          type_name(v) + "'");
+  if (v.is_float()) return Val::real(negative ? -v.as_double() : v.as_double());
+  if (negative && v.as_int() == INT64_MIN) raise("integer overflow");
+  return Val::integer(negative ? -v.as_int() : v.as_int());
 }
 
 Val Interp::eval_name(const Expr& e) {

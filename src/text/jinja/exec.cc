@@ -94,22 +94,9 @@ Interp::Flow Interp::exec(const Stmt& s) {
       assign(*s.targets[0], eval(*s.exprs[0]));
       break;
     case Stmt::Type::kSetBlock:
-    case Stmt::Type::kFilter: {
-      const Val text = str(capture(s.bodies[0], inner(scope_)));
-      ScopePtr scope = inner(scope_);
-      scope->set(kSymBlockText, text);
-      Val result;
-      {
-        const Enter enter(scope_, std::move(scope));
-        result = eval(*s.exprs[0]);
-      }
-      if (s.type == Stmt::Type::kFilter) {
-        write(to_str(result));
-      } else {
-        assign(*s.targets[0], result);
-      }
+    case Stmt::Type::kFilter:
+      exec_captured(s);
       break;
-    }
     case Stmt::Type::kMacro:
       scope_->set(s.symbol, make_macro(*s.macro, scope_));
       break;
@@ -135,6 +122,23 @@ Interp::Flow Interp::exec(const Stmt& s) {
       break;
   }
   return Flow::kNormal;
+}
+
+// {% set x %}...{% endset %} and {% filter f %}...{% endfilter %}.
+void Interp::exec_captured(const Stmt& s) {
+  const Val text = str(capture(s.bodies[0], inner(scope_)));
+  ScopePtr scope = inner(scope_);
+  scope->set(kSymBlockText, text);
+  Val result;
+  {
+    const Enter enter(scope_, std::move(scope));
+    result = eval(*s.exprs[0]);
+  }
+  if (s.type == Stmt::Type::kFilter) {
+    write(to_str(result));
+  } else {
+    assign(*s.targets[0], result);
+  }
 }
 
 void Interp::exec_with(const Stmt& s) {

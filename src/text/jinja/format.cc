@@ -303,6 +303,77 @@ void brace_one(std::string& out, const Val& v, std::string_view spec_text) {
   pad(out, s, cut(to_str(v), s.precision), false);
 }
 
+// Flags, width and precision of a %-specifier.
+Spec percent_spec(std::string_view format, size_t& pos) {
+  Spec spec;
+  for (; pos < format.size(); ++pos) {
+    const char c = format[pos];
+    bool* const flag = c == '-'   ? &spec.left
+                       : c == '+' ? &spec.plus
+                       : c == ' ' ? &spec.space
+                       : c == '0' ? &spec.zero
+                       : c == '#' ? &spec.alternate
+                                  : nullptr;
+    if (!flag) break;
+    *flag = true;
+  }
+  spec.width = read_number(format, pos);
+  if (pos < format.size() && format[pos] == '.') {
+    ++pos;
+    spec.precision = read_number(format, pos);
+  }
+  return spec;
+}
+
+// The member that %(key)s names; pos is at the parenthesis.
+const Val& percent_member(std::string_view format, size_t& pos, const Val& values) {
+  const size_t end = format.find(')', pos);
+  if (end == std::string_view::npos) raise("incomplete format key");
+  if (!values.is_dict()) raise("format requires a mapping");
+  const std::string key(format.substr(pos + 1, end - pos - 1));
+  const Val* found = values.dict()->find(key);
+  if (!found) raise("KeyError: '" + key + "'");
+  pos = end + 1;
+  return *found;
+}
+
+// The argument that a replacement field of str.format names: "", "0" or "name", and any .name and
+// [key] that follow.
+Val brace_argument(Interp& interp, std::string_view field, const Args& args, size_t& automatic) {
+  const size_t head_end = field.find_first_of(".[");
+  const std::string_view head = field.substr(0, head_end);
+  Val v;
+  size_t index = automatic;
+  const bool number = std::from_chars(head.data(), head.data() + head.size(), index).ptr ==
+                      head.data() + head.size();
+  if (head.empty()) index = automatic++;
+  if (head.empty() || number) {
+    if (index >= args.pos.size())
+      raise("Replacement index " + std::to_string(index) + " out of range");
+    v = args.pos[index];
+  } else {
+    const Val* found = args.keyword(head);
+    if (!found) raise("KeyError: '" + std::string(head) + "'");
+    v = *found;
+  }
+  std::string_view rest;
+  if (head_end != std::string_view::npos) rest = field.substr(head_end);
+  while (!rest.empty()) {
+    const bool bracket = rest[0] == '[';
+    const size_t stop = bracket ? rest.find(']') : rest.find_first_of(".[", 1);
+    const std::string key(
+        rest.substr(1, (stop == std::string_view::npos ? rest.size() : stop) - 1));
+    int64_t i = 0;
+    const bool digits =
+        !key.empty() &&
+        std::from_chars(key.data(), key.data() + key.size(), i).ptr == key.data() + key.size();
+    v = bracket && digits ? interp.item(v, Val::integer(i)) : interp.item(v, interp.str(key));
+    rest =
+        stop == std::string_view::npos ? std::string_view() : rest.substr(stop + (bracket ? 1 : 0));
+  }
+  return v;
+}
+
 }  // namespace
 
 std::string percent_format(Interp& interp, const Text& source, const Val& values) {
@@ -330,43 +401,14 @@ std::string percent_format(Interp& interp, const Text& source, const Val& values
       ++pos;
       continue;
     }
-    Val named;
-    bool has_name = false;
+    const Val* named = nullptr;
     if (format[pos] == '(') {
-      const size_t end = format.find(')', pos);
-      if (end == std::string_view::npos) raise("incomplete format key");
-      if (!values.is_dict()) raise("format requires a mapping");
-      const std::string key(format.substr(pos + 1, end - pos - 1));
-      const Val* found = values.dict()->find(key);
-      if (!found) raise("KeyError: '" + key + "'");
-      named = *found;
-      has_name = true;
+      named = &percent_member(format, pos, values);
       used = 1;
-      pos = end + 1;
     }
-    Spec spec;
-    for (; pos < format.size(); ++pos) {
-      const char c = format[pos];
-      if (c == '-')
-        spec.left = true;
-      else if (c == '+')
-        spec.plus = true;
-      else if (c == ' ')
-        spec.space = true;
-      else if (c == '0')
-        spec.zero = true;
-      else if (c == '#')
-        spec.alternate = true;
-      else
-        break;
-    }
-    spec.width = read_number(format, pos);
-    if (pos < format.size() && format[pos] == '.') {
-      ++pos;
-      spec.precision = read_number(format, pos);
-    }
+    const Spec spec = percent_spec(format, pos);
     if (pos >= format.size()) raise("incomplete format");
-    percent_one(out, spec, format[pos++], has_name ? named : take(), source.markup);
+    percent_one(out, spec, format[pos++], named ? *named : take(), source.markup);
     interp.heap().check_room(out.size());
   }
   const bool container = values.is_dict() || values.is_list();
@@ -407,39 +449,7 @@ std::string brace_format(Interp& interp, const Text& source, const Args& args) {
       conversion = mark + 1 < field.size() ? field[mark + 1] : '\0';
       field = field.substr(0, mark);
     }
-    const size_t head_end = field.find_first_of(".[");
-    const std::string_view head = field.substr(0, head_end);
-    Val v;
-    size_t index = automatic;
-    const bool number = std::from_chars(head.data(), head.data() + head.size(), index).ptr ==
-                        head.data() + head.size();
-    if (head.empty()) index = automatic++;
-    if (head.empty() || number) {
-      if (index >= args.pos.size())
-        raise("Replacement index " + std::to_string(index) + " out of range");
-      v = args.pos[index];
-    } else {
-      const Val* found = args.keyword(head);
-      if (!found) raise("KeyError: '" + std::string(head) + "'");
-      v = *found;
-    }
-    if (head_end != std::string_view::npos) {
-      // Any .name and [key] that follow.
-      std::string_view rest = field.substr(head_end);
-      while (!rest.empty()) {
-        const bool bracket = rest[0] == '[';
-        const size_t stop = bracket ? rest.find(']') : rest.find_first_of(".[", 1);
-        const std::string key(
-            rest.substr(1, (stop == std::string_view::npos ? rest.size() : stop) - 1));
-        int64_t i = 0;
-        const bool digits =
-            !key.empty() &&
-            std::from_chars(key.data(), key.data() + key.size(), i).ptr == key.data() + key.size();
-        v = bracket && digits ? interp.item(v, Val::integer(i)) : interp.item(v, interp.str(key));
-        rest = stop == std::string_view::npos ? std::string_view()
-                                              : rest.substr(stop + (bracket ? 1 : 0));
-      }
-    }
+    Val v = brace_argument(interp, field, args, automatic);
     if (conversion == 'r' || conversion == 'a') {
       std::string text;
       append_repr(text, v);

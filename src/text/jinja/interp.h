@@ -71,6 +71,11 @@ class Interp {
   static constexpr int kMaxEvalDepth = 2500;
 
   Val eval(const Expr& e);
+  Val eval_list(const Expr& e);
+  Val eval_dict(const Expr& e);
+  Val eval_filter(const Expr& e);
+  Val eval_test(const Expr& e);
+  Val eval_sign(const Expr& e);
   Val eval_name(const Expr& e);
   Val eval_call(const Expr& e);
   Val eval_getitem(const Expr& e);
@@ -86,6 +91,7 @@ class Interp {
   Flow exec(const Stmt& s);
   Flow exec_for(const Stmt& s);
   Flow run_loop(const Stmt& s, const Val& iterable, int depth0);
+  void exec_captured(const Stmt& s);
   void exec_with(const Stmt& s);
   void exec_call_block(const Stmt& s);
   std::string capture(const Body& body, ScopePtr scope);

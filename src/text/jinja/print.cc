@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <type_traits>
 
 #include "text/jinja/value.h"
 #include "text/unicode.h"
@@ -196,34 +197,51 @@ std::string to_str(const Val& v) {
   return out;
 }
 
+static void append_sequence(std::string& out, const Val& v, int depth) {
+  const List& list = *v.items();
+  if (list.flavor == Flavor::kGenerator) {
+    out += "<generator object>";
+    return;
+  }
+  if (list.flavor == Flavor::kRange) {
+    out += "range(" + std::to_string(list.start) + ", " + std::to_string(list.stop);
+    out += list.step == 1 ? ")" : ", " + std::to_string(list.step) + ")";
+    return;
+  }
+  const bool view = v.is_list() && list.flavor != Flavor::kPlain;
+  if (view) out.append(type_name(v)).push_back('(');
+  out += v.is_tuple() ? '(' : '[';
+  bool first = true;
+  for (const Val& item : list.values) {
+    if (!first) out += ", ";
+    first = false;
+    append_repr(out, item, depth + 1);
+  }
+  if (v.is_tuple() && list.values.size() == 1) out += ',';
+  out += v.is_tuple() ? ')' : ']';
+  if (view) out += ')';
+}
+
+// "key: value" of a dict (keys are values) or a namespace (keys are names).
+template <class Members>
+static void append_members(std::string& out, const Members& members, int depth) {
+  bool first = true;
+  for (const auto& [key, item] : members) {
+    if (!first) out += ", ";
+    first = false;
+    if constexpr (std::is_same_v<decltype(key), const Val>)
+      append_repr(out, key, depth + 1);
+    else
+      append_quoted(out, key);
+    out += ": ";
+    append_repr(out, item, depth + 1);
+  }
+}
+
 void append_repr(std::string& out, const Val& v, int depth) {
   if (depth > kMaxPrintDepth) raise("values are nested too deeply");
   if (out.size() > kMaxPrintBytes) raise("a value is too large to print");
   spend_steps(1);
-  const auto sequence = [&](char open, char close) {
-    const List& list = *v.items();
-    if (list.flavor == Flavor::kGenerator) {
-      out += "<generator object>";
-      return;
-    }
-    if (list.flavor == Flavor::kRange) {
-      out += "range(" + std::to_string(list.start) + ", " + std::to_string(list.stop);
-      out += list.step == 1 ? ")" : ", " + std::to_string(list.step) + ")";
-      return;
-    }
-    const bool view = v.is_list() && list.flavor != Flavor::kPlain;
-    if (view) out.append(type_name(v)).push_back('(');
-    out += open;
-    bool first = true;
-    for (const Val& item : v.items()->values) {
-      if (!first) out += ", ";
-      first = false;
-      append_repr(out, item, depth + 1);
-    }
-    if (v.is_tuple() && v.items()->values.size() == 1) out += ',';
-    out += close;
-    if (view) out += ')';
-  };
   switch (v.kind()) {
     case Kind::kUndefined:
       out += "Undefined";
@@ -246,37 +264,19 @@ void append_repr(std::string& out, const Val& v, int depth) {
       if (v.text()->markup) out += ')';
       break;
     case Kind::kList:
-      sequence('[', ']');
-      break;
     case Kind::kTuple:
-      sequence('(', ')');
+      append_sequence(out, v, depth);
       break;
-    case Kind::kDict: {
+    case Kind::kDict:
       out += '{';
-      bool first = true;
-      for (const auto& [key, item] : v.dict()->members) {
-        if (!first) out += ", ";
-        first = false;
-        append_repr(out, key, depth + 1);
-        out += ": ";
-        append_repr(out, item, depth + 1);
-      }
+      append_members(out, v.dict()->members, depth);
       out += '}';
       break;
-    }
-    case Kind::kNamespace: {
+    case Kind::kNamespace:
       out += "<Namespace {";
-      bool first = true;
-      for (const auto& [key, item] : v.space()->members) {
-        if (!first) out += ", ";
-        first = false;
-        append_quoted(out, key);
-        out += ": ";
-        append_repr(out, item, depth + 1);
-      }
+      append_members(out, v.space()->members, depth);
       out += "}>";
       break;
-    }
     case Kind::kCallable:
       out += "<function " + v.callable()->name + ">";
       break;
