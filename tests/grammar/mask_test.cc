@@ -296,6 +296,33 @@ TEST(CallMask, ABraceAtTheBeginning) {
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
 }
 
+TEST(CallMask, OtherMarksOfTheReaderBeginACallToo) {
+  CallMaskOptions options = call_options("<call>", "root ::= \"a\" [0-9] \";\"");
+  options.begin.others = {"<action>", "do"};
+  CallMask mask(options);
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <action>")), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, ids_of("do")), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>a7; and <action>a")), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<actio"), ids_of("n>a")), ids_of("0123456789"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<ca")), 'z'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("d")), 'z'));
+  // A token that has the mark and more cannot be checked.
+  options.begin.others = {"<call"};
+  EXPECT_FALSE(allows(allowed_after(*std::make_unique<CallMask>(options), {}), kMark));
+
+  options = call_options("", "root ::= \"{\" [0-9] \"}\"");
+  options.begin.others = {"<tag>", "<end>"};
+  CallMask brace(options);
+  for (const char* before : {"<tag>", " <tag>\n", "<tag><end>"}) {
+    const std::string text(before);
+    EXPECT_TRUE(allows(allowed_after(brace, ids_of(text)), '{')) << text;
+    EXPECT_TRUE(allows(allowed_after(brace, ids_of(text)), 'x')) << text;
+    EXPECT_EQ(allowed_after(brace, ids_of(text + "{")), ids_of("0123456789")) << text;
+  }
+  EXPECT_TRUE(allows(allowed_after(brace, ids_of("<tag>x{")), 'z'));
+  EXPECT_TRUE(allows(allowed_after(brace, ids_of("<tax{")), 'z'));
+}
+
 // Rows with more and more drafts, and other drafts after them, against a budget that has not seen
 // the rows before.
 TEST(ThoughtBudget, ReadsDraftsOnceAndForgetsThem) {

@@ -192,7 +192,9 @@ const std::map<std::string_view, std::string> kCalls = {
     {"glm4", "f\n{\"x\": @}"},
     {"gemma", "<start_function_call>call:f{x:@}"},
     {"gemma4", "<|tool_call>call:f{x:@}"},
-    {"llama4", "[f(x=@)]"}};
+    {"llama4", "[f(x=@)]"},
+    {"llama4_json", R"({"name": "f", "parameters": {"x": @}})"},
+    {"mistral_args", R"([TOOL_CALLS]f[ARGS]{"x": @})"}};
 
 // Where marks may be control tokens, a forced call is plain JSON; strict calls follow the mark.
 TEST(Prepare, CallsInOtherFormats) {
@@ -221,7 +223,8 @@ TEST(Prepare, CallsInOtherFormats) {
       EXPECT_EQ(forced.output.tools, &format);
       continue;
     }
-    bool own = format.name == "hermes" || format.name == "llama3";
+    bool own =
+        format.name == "hermes" || format.name == "llama3" || format.name == "llama4_json";
     Prepared forced = prepared(R"("required")");
     ASSERT_NE(forced.params.grammar, nullptr);
     EXPECT_EQ(forced.output.tools->name, own ? format.name : "llama3");
@@ -237,6 +240,36 @@ TEST(Prepare, CallsInOtherFormats) {
       text.replace(text.find('@'), 1, value);
       EXPECT_EQ(free.params.call_grammar->matches(text), std::string_view(value) == "3") << text;
     }
+  }
+}
+
+// Where the marks of a JSON format are control tokens, calls are written with these tokens.
+TEST(Prepare, MarksOfCallsAsControlTokens) {
+  TokenizerSpec spec = testing::byte_tokenizer()->spec();
+  for (const char* mark : {"<tool_call>", "</tool_call>"}) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = mark;
+    token.special = true;
+    spec.added_tokens.push_back(token);
+  }
+  ServedModel model = fake_model(nullptr);
+  model.tokenizer = std::make_shared<Tokenizer>(std::move(spec));
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  auto shared = std::make_shared<const ServedModel>(std::move(model));
+  const std::string call = R"({"name": "f", "arguments": {}})", control = "\xFF";
+  for (bool forced : {true, false}) {
+    Prepared p = prepare_chat(
+        parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tool_choice": ")" +
+                   std::string(forced ? "required" : "auto") +
+                   R"(", "tools": [{"type": "function", "function": {"name": "f", "strict": true,
+                      "parameters": {"type": "object", "additionalProperties": false}}}]})"),
+        shared);
+    const auto& grammar = forced ? p.params.grammar : p.params.call_grammar;
+    ASSERT_NE(grammar, nullptr);
+    const std::string mark = (forced ? control : "") + "<tool_call>\n";
+    EXPECT_TRUE(grammar->matches(mark + call + "\n" + control + "</tool_call>"));
+    EXPECT_FALSE(grammar->matches(mark + call + "\n</tool_call>"));
   }
 }
 
