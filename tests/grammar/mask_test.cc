@@ -2,6 +2,7 @@
 // tokens are hashes.
 #include "serve/grammar_mask.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -445,6 +446,22 @@ TEST(GrammarCache, IsBoundedAndShared) {
   EXPECT_THROW(cache.get({Kind::kRegex, "("}), Error);
   EXPECT_THROW(cache.get({Kind::kChoice, ""}), Error);
   EXPECT_THROW(cache.get({Kind::kGrammar, std::string(2 << 20, ' ')}), Error);
+}
+
+TEST(GrammarCache, TheMemoryOfAllGrammarsIsBounded) {
+  constexpr size_t kMost = size_t{2} << 20;
+  GrammarCache cache(tagged_tokenizer(), 64, kMost);
+  for (int i = 0; i < 30; ++i) {
+    auto grammar = cache.get({Kind::kRegex, fmt::format("[a-z]{{{}}}", 1000 + i)});
+    EXPECT_TRUE(grammar->matches(std::string(static_cast<size_t>(1000 + i), 'x')));  // it grows
+    EXPECT_EQ(cache.get({Kind::kRegex, fmt::format("[a-z]{{{}}}", 1000 + i)}), grammar);
+    EXPECT_LE(cache.stats().bytes, kMost);
+  }
+  EXPECT_GT(cache.stats().entries, 1u);
+  EXPECT_LT(cache.stats().entries, 30u);
+  auto large = cache.get({Kind::kRegex, "[a-z]{50000}"});  // more than the bound by itself
+  EXPECT_EQ(cache.stats().entries, 1u);
+  EXPECT_EQ(cache.get({Kind::kRegex, "[a-z]{50000}"}), large);
 }
 
 }  // namespace
