@@ -15,7 +15,7 @@ namespace tokamak {
 // What begins a call.
 struct CallBegin {
   grammar::CallStart start = grammar::CallStart::kMark;
-  std::string mark;                // kMark: a text such as "<tool_call>"; the grammar begins with it
+  std::string mark;  // kMark: a text such as "<tool_call>"; the grammar begins with it
   std::vector<std::string> names;  // kName, kList: of the functions
   // Other marks that the reader of calls knows. They begin a call too; without kMark they may stand
   // before one.

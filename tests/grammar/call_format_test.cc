@@ -89,9 +89,8 @@ TEST(CallFormats, NamesThatCannotBeWritten) {
 
 TEST(CallFormats, MarksOfAllFormats) {
   const auto marks = grammar::call_marks();
-  for (const char* mark :
-       {"<parameter=", "</function>", "</arg_key>", "<arg_value>", "</tool_call>", "<escape>",
-        "<|\"|>", "[ARGS]", "<｜tool▁sep｜>"})
+  for (const char* mark : {"<parameter=", "</function>", "</arg_key>", "<arg_value>",
+                           "</tool_call>", "<escape>", "<|\"|>", "[ARGS]", "<｜tool▁sep｜>"})
     EXPECT_EQ(std::count(marks.begin(), marks.end(), mark), 1) << mark;
   EXPECT_EQ(marks.size(), 13u);
 }

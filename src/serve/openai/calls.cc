@@ -140,9 +140,9 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
       schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
     GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
     // A mark that the model chooses to write begins a call however it is spelled.
-    source.before = fmt::format("{}{}", forced ? spelled(format.mark, format.mark, model)
-                                               : std::string(format.mark),
-                                format.before);
+    source.before = fmt::format(
+        "{}{}", forced ? spelled(format.mark, format.mark, model) : std::string(format.mark),
+        format.before);
     source.after = spelled(format.after, trimmed(format.after), model);
     source.strict = strict;
     return compile_grammar(source, "tools", model);

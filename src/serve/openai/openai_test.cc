@@ -223,8 +223,7 @@ TEST(Prepare, CallsInOtherFormats) {
       EXPECT_EQ(forced.output.tools, &format);
       continue;
     }
-    bool own =
-        format.name == "hermes" || format.name == "llama3" || format.name == "llama4_json";
+    bool own = format.name == "hermes" || format.name == "llama3" || format.name == "llama4_json";
     Prepared forced = prepared(R"("required")");
     ASSERT_NE(forced.params.grammar, nullptr);
     EXPECT_EQ(forced.output.tools->name, own ? format.name : "llama3");

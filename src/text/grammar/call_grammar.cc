@@ -226,8 +226,7 @@ Ir call_grammar(std::string_view format, const Value& tools,
     RuleId one = ir.add_rule("a call");
     ir.define(one, body);
     ExprId more = ir.seq({ir.one_of({",", ", ", ",\n"}), ir.ref(one)});
-    body = ir.seq(
-        {ir.bytes("["), ir.ref(one), ir.repeat(more, 0, kUnbounded), ir.bytes("]")});
+    body = ir.seq({ir.bytes("["), ir.ref(one), ir.repeat(more, 0, kUnbounded), ir.bytes("]")});
   }
   ir.define(root, ir.seq({ir.bytes(found->syntax.mark), body}));
   return ir;

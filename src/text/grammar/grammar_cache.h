@@ -40,8 +40,9 @@ inline constexpr size_t kMaxCachedBytes = size_t{256} << 20;  // of all grammars
 Ir parse_grammar(const GrammarSource& source);
 
 // Compiled grammars of one model, the least recently used ones dropped beyond `capacity` and beyond
-// `most_bytes` with all their caches; the last one stays. Owner: the model; thread-safe: compiling does not hold the lock. The vocabulary is built by the first
-// call (0.1 to 0.3 s for 150,000 tokens).
+// `most_bytes` with all their caches; the last one stays. Owner: the model; thread-safe: compiling
+// does not hold the lock. The vocabulary is built by the first call (0.1 to 0.3 s for 150,000
+// tokens).
 class GrammarCache {
  public:
   explicit GrammarCache(std::shared_ptr<const Tokenizer> tokenizer, size_t capacity = 64,

@@ -39,7 +39,8 @@ Grammar::Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary)
 }
 
 void Grammar::begin(size_t budget) const {
-  size_t cached = automaton_ == nullptr ? 0 : automaton_->bytes() + mask_bytes_ + config_mask_bytes_;
+  size_t cached =
+      automaton_ == nullptr ? 0 : automaton_->bytes() + mask_bytes_ + config_mask_bytes_;
   memory_.store(nfa_.memory_bytes() + cached, std::memory_order_relaxed);
   if (automaton_ == nullptr || cached > kMaxCacheBytes) {
     automaton_ = std::make_unique<Automaton>(nfa_);
