@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--rejected", type=argparse.FileType("w"))
     args = parser.parse_args()
     driver, count, why, times, failures, slow = Driver(args.driver), collections.Counter(), collections.Counter(), [], [], []
-    for path in sorted(args.data.glob(f"*{args.match}*.json")):
+    for path in sorted(args.data.glob(f"*{args.match}*.json" if args.match else "*.json")):
         case = json.loads(path.read_text(encoding="utf-8"))
         tests = case.get("tests", [])
         texts = [json.dumps(t["data"], ensure_ascii=False) for t in tests]

@@ -48,7 +48,7 @@ CallMask::CallMask(CallMaskOptions options)
     std::string bytes = tokenizer.piece_bytes(id);
     if (has_mark())
       for (Mark& mark : marks_) add_crossing(mark, bytes, id);
-    else if ( (bytes.find_first_of(last) != std::string::npos)
+    else if (bytes.find_first_of(last) != std::string::npos)
       starters_.emplace_back(id, std::move(bytes));
   }
   choices_.assign(static_cast<size_t>(options_.choices), start());
