@@ -12,7 +12,7 @@ namespace {
 
 using grammar::CallStart;
 
-constexpr std::string_view kListMark = "<|python_start|>", kBlankAgain = " \t\r\n;";
+constexpr std::string_view kBlankAgain = " \t\r\n;";
 
 // Keeps what may be the beginning of the mark. True: the text contained all of it.
 bool reads_mark(std::string& tail, const std::string& bytes, std::string_view mark) {
@@ -36,31 +36,33 @@ CallMask::CallMask(CallMaskOptions options)
     : options_(std::move(options)),
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
-                   : -1),
-      crossing_(std::max<size_t>(options_.begin.mark.size(), 1)) {
+                   : -1) {
   const Tokenizer& tokenizer = *options_.tokenizer;
   const std::string_view last = options_.begin.start == CallStart::kName   ? "\n{"
                                 : options_.begin.start == CallStart::kList ? "("
                                                                            : "{";
+  if (has_mark()) marks_.push_back({options_.begin.mark, {}});
+  for (const std::string& other : options_.begin.others) marks_.push_back({other, {}});
+  for (Mark& mark : marks_) mark.crossing.resize(mark.text.size());
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
     std::string bytes = tokenizer.piece_bytes(id);
     if (has_mark())
-      add_crossing(bytes, id);
+      for (Mark& mark : marks_) add_crossing(mark, bytes, id);
     else if (bytes.find_first_of(last) != std::string::npos)
       starters_.emplace_back(id, std::move(bytes));
   }
   choices_.assign(static_cast<size_t>(options_.choices), start());
 }
 
-void CallMask::add_crossing(const std::string& bytes, int32_t id) {
-  const std::string& mark = options_.begin.mark;
-  size_t last = bytes.find(mark.back());
+void CallMask::add_crossing(Mark& mark, const std::string& bytes, int32_t id) const {
+  size_t last = bytes.find(mark.text.back());
   if (last == std::string::npos || last + 1 == bytes.size()) return;
-  for (size_t k = 0; k < mark.size(); ++k) {
-    std::string text = mark.substr(0, k) + bytes;
-    size_t at = text.find(mark);
-    if (at == std::string::npos || at + mark.size() >= text.size()) continue;
-    (at == 0 ? crossing_[k].checked : crossing_[k].forbidden).push_back(id);
+  for (size_t k = 0; k < mark.text.size(); ++k) {
+    std::string text = mark.text.substr(0, k) + bytes;
+    size_t at = text.find(mark.text);
+    if (at == std::string::npos || at + mark.text.size() >= text.size()) continue;
+    const bool checked = at == 0 && mark.text == options_.begin.mark;
+    (checked ? mark.crossing[k].checked : mark.crossing[k].forbidden).push_back(id);
   }
 }
 
@@ -97,9 +99,6 @@ bool CallMask::may_be_name(std::string_view text) const {
 
 // [NAME(
 CallMask::Beginning CallMask::listed_beginning(std::string_view text) const {
-  if (kListMark.starts_with(text)) return Beginning::kMaybe;
-  if (text.starts_with(kListMark)) text = without_blanks(text.substr(kListMark.size()));
-  if (text.empty()) return Beginning::kMaybe;
   if (text[0] != '[') return Beginning::kText;
   text = without_blanks(text.substr(1));
   size_t end = text.find('(');
@@ -116,6 +115,10 @@ CallMask::Beginning CallMask::beginning_of(const Progress& p, const std::string&
   std::string_view text = all;
   // Calls may have semicolons between them.
   text.remove_prefix(std::min(text.find_first_not_of(p.again ? kBlankAgain : kBlank), text.size()));
+  for (const Mark& mark : marks_) {
+    if (mark.text.starts_with(text)) return Beginning::kMaybe;
+    if (text.starts_with(mark.text)) text = without_blanks(text.substr(mark.text.size()));
+  }
   if (text.empty()) return Beginning::kMaybe;
   switch (options_.begin.start) {
     case CallStart::kName:
@@ -129,13 +132,20 @@ CallMask::Beginning CallMask::beginning_of(const Progress& p, const std::string&
 
 bool CallMask::read_beginning(Progress& p, int32_t id, const std::string& bytes) const {
   const Beginning now = beginning_of(p, bytes);
-  // Blanks before a call are not part of it.
+  // Blanks and marks before a call are not part of it.
   if (p.tail.empty() && bytes.find_first_not_of(p.again ? kBlankAgain : kBlank) == bytes.npos)
     return true;
+  const std::string text = p.tail + bytes;
+  if (std::any_of(marks_.begin(), marks_.end(), [&](const Mark& m) { return m.text == text; })) {
+    p.tail.clear();
+    p.matcher = grammar::Matcher(options_.grammar);
+    p.matches = true;
+    return true;
+  }
   const bool accepted = p.matches && now != Beginning::kText && p.matcher.accept(id);
   if (now == Beginning::kCall && !accepted) return false;
   p.matches = accepted;
-  p.tail = now == Beginning::kMaybe ? p.tail + bytes : "";
+  p.tail = now == Beginning::kMaybe ? text : "";
   p.phase = now == Beginning::kCall   ? Phase::kCall
             : now == Beginning::kText ? Phase::kText
                                       : Phase::kBegin;
@@ -149,19 +159,25 @@ bool CallMask::read_free(Progress& p, int32_t id, const std::string& bytes) cons
       p.phase = has_mark() ? Phase::kFree : Phase::kBegin;
     return true;
   }
-  const std::string& mark = options_.begin.mark;
-  const size_t begun = overlap(p.tail, mark);
-  std::string tail = p.tail;
-  const bool call = reads_mark(tail, bytes, mark);
-  if (call) {
-    const auto& checked = crossing_[begun].checked;
+  const std::string& first = options_.begin.mark;
+  const std::string text = p.tail + bytes;
+  size_t kept = 0;
+  for (const Mark& mark : marks_) {
+    kept = std::max(kept, overlap(text, mark.text));
+    if (text.find(mark.text) == text.npos) continue;
+    const size_t begun = overlap(p.tail, mark.text);
+    const auto& [checked, forbidden] = mark.crossing[begun];
     const bool crosses = std::binary_search(checked.begin(), checked.end(), id);
-    grammar::Matcher matcher(options_.grammar, crosses ? mark.substr(0, begun) : mark);
+    if (std::binary_search(forbidden.begin(), forbidden.end(), id)) return false;
+    grammar::Matcher matcher(options_.grammar, crosses ? first.substr(0, begun) : first);
     if (crosses && !matcher.accept(id)) return false;
     p.matcher = std::move(matcher);
+    p.tail.clear();
+    p.phase = Phase::kCall;
+    return true;
   }
-  p.tail = std::move(tail);
-  p.phase = call ? Phase::kCall : Phase::kFree;
+  p.tail = text.substr(text.size() - kept);
+  p.phase = Phase::kFree;
   return true;
 }
 
@@ -213,11 +229,15 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   }
   std::fill(allowed.begin(), allowed.end(), ~0u);
   if (has_mark() && p.phase != Phase::kThinking) {
-    const size_t begun = overlap(p.tail, options_.begin.mark);
-    for (int32_t id : crossing_[begun].forbidden)
-      if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
-    grammar::Matcher matcher(options_.grammar, options_.begin.mark.substr(0, begun));
-    fill_call(matcher, crossing_[begun].checked, allowed);
+    for (const Mark& mark : marks_) {
+      const size_t begun = overlap(p.tail, mark.text);
+      const auto& [checked, forbidden] = mark.crossing[begun];
+      for (int32_t id : forbidden)
+        if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
+      if (checked.empty()) continue;
+      grammar::Matcher matcher(options_.grammar, mark.text.substr(0, begun));
+      fill_call(matcher, checked, allowed);
+    }
   } else if (p.phase == Phase::kBegin) {
     std::vector<int32_t> calls;
     for (const auto& [id, bytes] : starters_)

@@ -15,8 +15,11 @@ namespace tokamak {
 // What begins a call.
 struct CallBegin {
   grammar::CallStart start = grammar::CallStart::kMark;
-  std::string mark;                // kMark: a text such as "<tool_call>"
+  std::string mark;  // kMark: a text such as "<tool_call>"; the grammar begins with it
   std::vector<std::string> names;  // kName, kList: of the functions
+  // Other marks that the reader of calls knows. They begin a call too; without kMark they may stand
+  // before one.
+  std::vector<std::string> others;
 };
 
 struct CallMaskOptions {
@@ -70,16 +73,20 @@ class CallMask final : public AnswerMask<CallProgress> {
   Beginning listed_beginning(std::string_view text) const;
   bool may_be_name(std::string_view text) const;
 
-  void add_crossing(const std::string& bytes, int32_t id);
-
-  const CallMaskOptions options_;
-  const int32_t open_id_;  // of the thoughts, or -1
-  // By the number of bytes of the mark that the text ends with: tokens that contain its rest and
-  // more. The grammar decides about those that begin with the rest; it cannot check the others.
+  // Tokens that contain the rest of a mark and more. The grammar decides about those that begin
+  // with the rest, if it begins with this mark; it cannot check the others.
   struct Crossing {
     std::vector<int32_t> checked, forbidden;
   };
-  std::vector<Crossing> crossing_;
+  struct Mark {
+    std::string text;
+    std::vector<Crossing> crossing;  // by the number of its bytes that the text ends with
+  };
+  void add_crossing(Mark& mark, const std::string& bytes, int32_t id) const;
+
+  const CallMaskOptions options_;
+  const int32_t open_id_;    // of the thoughts, or -1
+  std::vector<Mark> marks_;  // the grammar's, if it has one, and the others
   // Without a mark: tokens that may complete the beginning of a call.
   std::vector<std::pair<int32_t, std::string>> starters_;
 };

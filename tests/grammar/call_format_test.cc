@@ -9,6 +9,7 @@
 #include "serve/fake_client.h"
 #include "tests/grammar/mask_bits.h"
 #include "text/grammar/grammar_cache.h"
+#include "text/output/formats.h"
 
 namespace tokamak {
 namespace {
@@ -30,7 +31,9 @@ CallMaskOptions call_format(const char* format, std::vector<std::string> control
   CallMaskOptions options;
   options.tokenizer = std::make_shared<Tokenizer>(std::move(spec));
   const grammar::CallSyntax& syntax = *grammar::find_call_syntax(format);
-  options.begin = {syntax.start, std::string(syntax.mark), {"add", "sub"}};
+  options.begin = {syntax.start, std::string(syntax.mark), {"add", "sub"}, {}};
+  for (std::string_view open : find_tool_format(format)->opens)
+    if (open != syntax.mark) options.begin.others.emplace_back(open);
   grammar::GrammarSource source{Kind::kCalls, fmt::format(R"([{{"name": "add", "parameters": {}}},
                                                {{"name": "sub", "parameters": null}}])",
                                                           parameters)};
@@ -62,6 +65,8 @@ TEST(CallFormats, NamesThatCannotBeWritten) {
       {"llama4", "a(b", false},          {"kimi_k2", "functions.a:1", true},
       {"kimi_k2", "a<b", false},         {"deepseek", "function", true},
       {"deepseek", "wetter_für", true},  {"deepseek", "a:1", false},
+      {"mistral_args", "a b", true},     {"mistral_args", "a[b", false},
+      {"mistral_args", "a:1", false},    {"mistral_args", "function", false},
   };
   auto error_of = [](const char* format, const std::string& name) -> std::string {
     Value tools = Value::array();
@@ -84,9 +89,8 @@ TEST(CallFormats, NamesThatCannotBeWritten) {
 
 TEST(CallFormats, MarksOfAllFormats) {
   const auto marks = grammar::call_marks();
-  for (const char* mark :
-       {"<parameter=", "</function>", "</arg_key>", "<arg_value>", "</tool_call>", "<escape>",
-        "<|\"|>", "<|python_start|>", "<｜tool▁sep｜>"})
+  for (const char* mark : {"<parameter=", "</function>", "</arg_key>", "<arg_value>",
+                           "</tool_call>", "<escape>", "<|\"|>", "[ARGS]", "<｜tool▁sep｜>"})
     EXPECT_EQ(std::count(marks.begin(), marks.end(), mark), 1) << mark;
   EXPECT_EQ(marks.size(), 13u);
 }
@@ -108,6 +112,22 @@ TEST(CallFormats, MarksMayBeControlTokens) {
   EXPECT_EQ(allowed_after(mask, call("call:add{a:1,b:", {260, 'x'})), (std::vector<int32_t>{260}));
   EXPECT_TRUE(allows(allowed_after(mask, call("call:add{a:1,b:", {260, 'x', 260, '}'})), kEnd));
   EXPECT_FALSE(allows(allowed_after(mask, call("call:sub{z:", {260})), 259));
+}
+
+TEST(CallFormats, ANameAndAMark) {
+  CallMask mask(call_format("mistral_args", {"[TOOL_CALLS]", "[ARGS]"}, kAB));
+  auto call = [](std::string_view name, std::string_view arguments) {
+    std::vector<int32_t> ids = {259};
+    for (int32_t id : ids_of(name)) ids.push_back(id);
+    ids.push_back(260);
+    for (int32_t id : ids_of(arguments)) ids.push_back(id);
+    return ids;
+  };
+  EXPECT_EQ(allowed_after(mask, {259}), ids_of("as"));
+  EXPECT_EQ(allowed_after(mask, {259, 'a', 'd', 'd'}), (std::vector<int32_t>{260}));
+  EXPECT_TRUE(allows(allowed_after(mask, call("add", "{\"a\": ")), '1'));
+  EXPECT_FALSE(allows(allowed_after(mask, call("add", "{\"a\": ")), '"'));
+  EXPECT_TRUE(allows(allowed_after(mask, call("add", "{\"a\": 1}")), 259));
 }
 
 TEST(CallFormats, ANameAtTheBeginning) {
@@ -135,6 +155,7 @@ TEST(CallFormats, AListAtTheBeginning) {
   marked.insert(marked.begin(), 259);
   EXPECT_EQ(allowed_after(mask, marked), ids_of("-0123456789"));
   EXPECT_EQ(allowed_after(mask, ids_of("[add(a=1), sub(b=[None]), add(a=2, b=")), ids_of("\"'"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<|python_start|>[add(a=")), ids_of("-0123456789"));
   // Another list may follow, but not one that the grammar does not allow.
   EXPECT_EQ(allowed_after(mask, ids_of("[add(a=1)]; [add(")), ids_of("a"));
   EXPECT_FALSE(allows(allowed_after(mask, ids_of("[add(a=1)]; [ add")), '('));

@@ -1,11 +1,12 @@
 // Answers questions about grammars, one JSON object per line, for oracles in Python:
 //   {"schema": ... | "grammar": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
-//   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}
+//   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}, with "compile_ms"
 // {"calls": "FORMAT", "tools": [...], ...}: the calls of a format. Then "parsed" has what the
 // reader of this format makes of each text and walk: [[name, arguments], ...], or null if text is
 // left. With "masks": N also N random walks of tokens, each [[token, [allowed tokens], may end],
 // ...]: the token is what was taken next, -1 at the end. {"vocabulary": true} gives the tokens'
 // bytes.
+#include <ctime>
 #include <iostream>
 #include <random>
 #include <string>
@@ -155,6 +156,8 @@ Value vocabulary_value(const Vocabulary& vocabulary) {
   return tokens;
 }
 
+double cpu_ms() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
 Value answer(const Value& question) {
   static const auto vocabulary = walk_vocabulary();
   Value out = Value::object();
@@ -162,8 +165,10 @@ Value answer(const Value& question) {
     out.set("vocabulary", vocabulary_value(*vocabulary));
     return out;
   }
+  const double begin = cpu_ms();
   try {
     auto grammar = std::make_shared<Grammar>(grammar_of(question), vocabulary);
+    out.set("compile_ms", cpu_ms() - begin);
     Value matches = Value::array(), walks = Value::array();
     if (const Value* texts = question.find("texts"))
       for (const Value& text : texts->as_array()) matches.push(grammar->matches(text.as_string()));
@@ -185,6 +190,7 @@ Value answer(const Value& question) {
     out.set("matches", std::move(matches));
     out.set("walks", std::move(walks));
   } catch (const Error& e) {
+    out.set("compile_ms", cpu_ms() - begin);
     out.set("error", e.what());
     out.set("code", static_cast<int64_t>(e.code()));
   }

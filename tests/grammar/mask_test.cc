@@ -2,6 +2,7 @@
 // tokens are hashes.
 #include "serve/grammar_mask.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -239,7 +240,7 @@ CallMaskOptions call_options(const std::string& mark, const std::string& gbnf) {
   grammar::GrammarSource source{Kind::kGrammar, gbnf};
   source.before = mark;
   options.grammar = cache.get(source);
-  options.begin = {mark.empty() ? CallStart::kBrace : CallStart::kMark, mark, {}};
+  options.begin = {mark.empty() ? CallStart::kBrace : CallStart::kMark, mark, {}, {}};
   options.tokenizer = tokenizer;
   options.end_ids = grammar_end_ids(*tokenizer, {});
   return options;
@@ -294,6 +295,33 @@ TEST(CallMask, ABraceAtTheBeginning) {
   EXPECT_EQ(allowed_after(mask, ids_of("{")), ids_of("0123456789"));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("{4}")), kEnd));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
+}
+
+TEST(CallMask, OtherMarksOfTheReaderBeginACallToo) {
+  CallMaskOptions options = call_options("<call>", "root ::= \"a\" [0-9] \";\"");
+  options.begin.others = {"<action>", "do"};
+  CallMask mask(options);
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <action>")), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, ids_of("do")), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>a7; and <action>a")), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("<actio"), ids_of("n>a")), ids_of("0123456789"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<ca")), 'z'));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("d")), 'z'));
+  // A token that has the mark and more cannot be checked.
+  options.begin.others = {"<call"};
+  EXPECT_FALSE(allows(allowed_after(*std::make_unique<CallMask>(options), {}), kMark));
+
+  options = call_options("", "root ::= \"{\" [0-9] \"}\"");
+  options.begin.others = {"<tag>", "<end>"};
+  CallMask brace(options);
+  for (const char* before : {"<tag>", " <tag>\n", "<tag><end>"}) {
+    const std::string text(before);
+    EXPECT_TRUE(allows(allowed_after(brace, ids_of(text)), '{')) << text;
+    EXPECT_TRUE(allows(allowed_after(brace, ids_of(text)), 'x')) << text;
+    EXPECT_EQ(allowed_after(brace, ids_of(text + "{")), ids_of("0123456789")) << text;
+  }
+  EXPECT_TRUE(allows(allowed_after(brace, ids_of("<tag>x{")), 'z'));
+  EXPECT_TRUE(allows(allowed_after(brace, ids_of("<tax{")), 'z'));
 }
 
 // Rows with more and more drafts, and other drafts after them, against a budget that has not seen
@@ -418,6 +446,25 @@ TEST(GrammarCache, IsBoundedAndShared) {
   EXPECT_THROW(cache.get({Kind::kRegex, "("}), Error);
   EXPECT_THROW(cache.get({Kind::kChoice, ""}), Error);
   EXPECT_THROW(cache.get({Kind::kGrammar, std::string(2 << 20, ' ')}), Error);
+}
+
+TEST(GrammarCache, TheMemoryOfAllGrammarsIsBounded) {
+  constexpr size_t kMost = size_t{1} << 19;
+  GrammarCache cache(tagged_tokenizer(), 64, kMost);
+  for (int i = 0; i < 30; ++i) {
+    auto grammar = cache.get({Kind::kRegex, fmt::format("[a-z]{{{}}}", 1000 + i)});
+    EXPECT_TRUE(grammar->matches(std::string(static_cast<size_t>(1000 + i), 'x')));  // it grows
+    EXPECT_EQ(cache.get({Kind::kRegex, fmt::format("[a-z]{{{}}}", 1000 + i)}), grammar);
+    EXPECT_LE(cache.stats().bytes, kMost);
+  }
+  EXPECT_GT(cache.stats().entries, 1u);
+  EXPECT_LT(cache.stats().entries, 30u);
+  std::string long_regex;
+  for (int i = 0; i < 40; ++i) long_regex += "[a-z]{1000}";
+  auto large = cache.get({Kind::kRegex, long_regex});  // more than the bound by itself
+  EXPECT_EQ(cache.stats().entries, 1u);
+  EXPECT_GT(cache.stats().bytes, kMost);
+  EXPECT_EQ(cache.get({Kind::kRegex, long_regex}), large);
 }
 
 }  // namespace

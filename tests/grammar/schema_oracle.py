@@ -132,9 +132,17 @@ PRINTED = {
     "gemma": lambda a: "<start_function_call>call:f" + gemma_value(a, "<escape>"),
     "gemma4": lambda a: "<|tool_call>call:f" + gemma_value(a, '<|"|>'),
     "llama4": lambda a: "[f(" + ", ".join(f"{k}={v!r}" for k, v in a.items()) + ")]",
+    "mistral_args": lambda a: "[TOOL_CALLS]f[ARGS]" + dumps(a),
     "kimi_k2": lambda a: "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" + dumps(a),
     "deepseek": lambda a: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" + dumps(a) + "\n```",
 }
+
+
+def has_one_spelling(form, schema, arguments):
+    """Formats other than JSON write members that the schema does not name last, and not all names of them; in Python, quotes in constants have a backslash."""
+    if form in ("glm4", "kimi_k2", "deepseek", "mistral_args"):
+        return True
+    return all(name in schema.get("properties", {}) for name in arguments) and not (form == "llama4" and '\\"' in dumps(arguments))
 
 
 def calls(checks, name, schema, draft, valid, invalid):
@@ -170,7 +178,7 @@ def calls(checks, name, schema, draft, valid, invalid):
             same = arguments == valid[i]
             checks.count["calls: read again"] += same
             checks.count["calls: matching"] += same and matches
-            if same and not matches:
+            if same and not matches and has_one_spelling(form, schema, valid[i]):
                 checks.unmatched.append((name, form, text))
 
 

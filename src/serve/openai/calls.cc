@@ -6,6 +6,8 @@
 #include "serve/openai/api_error.h"
 #include "serve/openai/fields.h"
 #include "serve/openai/structured.h"
+#include "text/grammar/vocabulary.h"
+#include "text/output/mark.h"
 
 namespace tokamak::openai {
 namespace {
@@ -44,6 +46,7 @@ struct JsonCallFormat {
 constexpr JsonCallFormat kJsonCalls[] = {
     {.format = "hermes", .mark = "<tool_call>", .before = "\n", .after = "\n</tool_call>"},
     {.format = "llama3", .mark = "", .arguments = "parameters"},
+    {.format = "llama4_json", .mark = "", .arguments = "parameters"},
     {.format = "mistral", .mark = "[TOOL_CALLS]", .list = true},
     {.format = "granite", .mark = "<|tool_call|>", .list = true},
     {.format = "phi4", .mark = "<|tool_call|>", .list = true},
@@ -58,6 +61,22 @@ const JsonCallFormat* json_calls_of(const ServedModel& model) {
   for (const JsonCallFormat& f : kJsonCalls)
     if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
   return nullptr;
+}
+
+// The text as the vocabulary spells it if the marks in it are control tokens of the model.
+std::string spelled(std::string_view text, std::string_view mark, const ServedModel& model) {
+  std::string out(text);
+  const int32_t id = mark.empty() ? -1 : model.tokenizer->find_piece(mark);
+  const size_t at = out.find(mark);
+  if (id >= 0 && model.tokenizer->is_special(id) && at != out.npos)
+    out.insert(at, 1, grammar::kControlByte);
+  return out;
+}
+
+// A call may begin with every mark that its reader knows.
+void add_other_marks(CallBegin& begin, const ToolFormat& format) {
+  for (std::string_view open : format.opens)
+    if (open != begin.mark) begin.others.emplace_back(open);
 }
 
 bool is_strict(const Value& tool) {
@@ -120,8 +139,11 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
     if (format.list)
       schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
     GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
-    source.before = fmt::format("{}{}", format.mark, format.before);
-    source.after = format.after;
+    // A mark that the model chooses to write begins a call however it is spelled.
+    source.before = fmt::format(
+        "{}{}", forced ? spelled(format.mark, format.mark, model) : std::string(format.mark),
+        format.before);
+    source.after = spelled(format.after, trimmed(format.after), model);
     source.strict = strict;
     return compile_grammar(source, "tools", model);
   };
@@ -136,7 +158,8 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
 // Calls in the other formats; arguments follow the schema in strict tools.
 void add_call_syntax(CallGrammar& out, const Value::Array& tools, const ServedModel& model) {
   const grammar::CallSyntax& syntax = *grammar::find_call_syntax(model.tool_format->name);
-  out.begin = {syntax.start, std::string(syntax.mark), {}};
+  out.begin = {syntax.start, std::string(syntax.mark), {}, {}};
+  add_other_marks(out.begin, *model.tool_format);
   Value list = Value::array();
   for (const Value& tool : tools) {
     const Value& function = tool.at("function");
@@ -221,6 +244,7 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
     if (name.empty() || tool.at("function").at("name").as_string() == name) allowed.push_back(tool);
   out.begin.start = format->mark.empty() ? grammar::CallStart::kBrace : grammar::CallStart::kMark;
   out.begin.mark = format->mark;
+  add_other_marks(out.begin, *model.tool_format);
   out.grammar = json_call_grammar(allowed, *format, out.forced, model);
   return out;
 }

@@ -22,7 +22,6 @@ struct CallFormat {
   CallSyntax syntax;
   std::vector<CallForm> forms;
   bool list = false;  // [f(...), g(...)]
-  Texts before = {};  // the list
   ArgumentNotation arguments = {};
   // Regular expressions for the names of functions that the reader of calls (text/output) finds,
   // and for those of them that it takes for another name.
@@ -76,7 +75,6 @@ std::vector<CallFormat> make_formats() {
   out.push_back({.syntax = {"llama4", CallStart::kList, ""},
                  .forms = {{.before_name = {""}, .after_name = {"("}, .after = {")"}}},
                  .list = true,
-                 .before = {"<|python_start|>", ""},
                  .names = "[A-Za-z0-9_.+-]+"});
   out.back().arguments = {.notation = {.kind = Notation::Kind::kPython},
                           .syntax = ArgumentSyntax{.before_name = {""},
@@ -85,6 +83,10 @@ std::vector<CallFormat> make_formats() {
                                                    .commas = true,
                                                    .names = "[A-Za-z_][A-Za-z0-9_]{0,127}"},
                           .space = {}};
+  out.push_back({.syntax = {"mistral_args", CallStart::kMark, "[TOOL_CALLS]"},
+                 .forms = {{.before_name = {""}, .after_name = {"[ARGS]"}, .after = {""}}},
+                 .names = R"([^{<>"\n\[\]]+)",
+                 .misread = std::string("function|") + kQualifiedNames});
   out.push_back({.syntax = {"kimi_k2", CallStart::kMark, "<|tool_call_begin|>"},
                  .forms = {{.before_name = {"functions.", ""},
                             .numbered = true,
@@ -174,10 +176,11 @@ ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Spell
   return ir.alt(std::move(forms));
 }
 
-// Adds each <...> of the text; without its end, up to the end of the text.
+// Adds each <...> and [...] of the text; without its end, up to the end of the text.
 void add_marks(std::vector<std::string_view>& out, std::string_view text) {
-  for (size_t at = text.find('<'); at != text.npos; at = text.find('<', at + 1)) {
-    const size_t last = std::min(text.find('>', at), text.size() - 1);
+  for (size_t at = text.find_first_of("<["); at != text.npos;
+       at = text.find_first_of("<[", at + 1)) {
+    const size_t last = std::min(text.find(text[at] == '<' ? '>' : ']', at), text.size() - 1);
     const std::string_view mark = text.substr(at, last - at + 1);
     if (std::find(out.begin(), out.end(), mark) == out.end()) out.push_back(mark);
   }
@@ -195,7 +198,6 @@ std::span<const std::string_view> call_marks() {
     std::vector<std::string_view> out;
     for (const CallFormat& format : formats()) {
       add_marks(out, format.arguments.notation.quote);
-      for (std::string_view text : format.before) add_marks(out, text);
       for (const CallForm& form : format.forms)
         for (const Texts* texts : {&form.before_name, &form.after_name, &form.after})
           for (std::string_view text : *texts) add_marks(out, text);
@@ -224,8 +226,7 @@ Ir call_grammar(std::string_view format, const Value& tools,
     RuleId one = ir.add_rule("a call");
     ir.define(one, body);
     ExprId more = ir.seq({ir.one_of({",", ", ", ",\n"}), ir.ref(one)});
-    body = ir.seq({ir.one_of(spell(found->before)), ir.bytes("["), ir.ref(one),
-                   ir.repeat(more, 0, kUnbounded), ir.bytes("]")});
+    body = ir.seq({ir.bytes("["), ir.ref(one), ir.repeat(more, 0, kUnbounded), ir.bytes("]")});
   }
   ir.define(root, ir.seq({ir.bytes(found->syntax.mark), body}));
   return ir;

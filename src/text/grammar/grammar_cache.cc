@@ -1,5 +1,7 @@
 #include "text/grammar/grammar_cache.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/json.h"
 #include "text/grammar/call_grammar.h"
@@ -92,7 +94,9 @@ std::shared_ptr<const Grammar> GrammarCache::get(const GrammarSource& source) {
     if (auto it = index_.find(key); it != index_.end()) {
       entries_.splice(entries_.begin(), entries_, it->second);
       ++stats_.hits;
-      return it->second->second;
+      std::shared_ptr<const Grammar> found = it->second->second;
+      drop_oldest();  // grammars grow while they are used
+      return found;
     }
     ++stats_.misses;
   }
@@ -101,17 +105,31 @@ std::shared_ptr<const Grammar> GrammarCache::get(const GrammarSource& source) {
   if (auto it = index_.find(key); it != index_.end()) return it->second->second;
   entries_.emplace_front(std::move(key), grammar);
   index_.emplace(entries_.front().first, entries_.begin());
-  while (entries_.size() > capacity_) {
-    index_.erase(entries_.back().first);
+  drop_oldest();
+  return grammar;
+}
+
+size_t GrammarCache::memory_bytes() const {
+  size_t bytes = 0;
+  for (const Entry& e : entries_) bytes += e.first.size() + e.second->memory_bytes();
+  return bytes;
+}
+
+void GrammarCache::drop_oldest() {
+  size_t bytes = memory_bytes();
+  while (entries_.size() > 1 && (entries_.size() > capacity_ || bytes > most_bytes_)) {
+    const Entry& last = entries_.back();
+    bytes -= std::min(bytes, last.first.size() + last.second->memory_bytes());
+    index_.erase(last.first);
     entries_.pop_back();
   }
-  return grammar;
 }
 
 GrammarCache::Stats GrammarCache::stats() const {
   std::lock_guard lock(mutex_);
   Stats out = stats_;
   out.entries = entries_.size();
+  out.bytes = memory_bytes();
   return out;
 }
 

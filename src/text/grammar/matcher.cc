@@ -39,8 +39,10 @@ Grammar::Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary)
 }
 
 void Grammar::begin(size_t budget) const {
-  if (automaton_ == nullptr ||
-      automaton_->bytes() + mask_bytes_ + config_mask_bytes_ > kMaxCacheBytes) {
+  size_t cached =
+      automaton_ == nullptr ? 0 : automaton_->bytes() + mask_bytes_ + config_mask_bytes_;
+  memory_.store(nfa_.memory_bytes() + cached, std::memory_order_relaxed);
+  if (automaton_ == nullptr || cached > kMaxCacheBytes) {
     automaton_ = std::make_unique<Automaton>(nfa_);
     masks_.clear();
     visited_.clear();

@@ -1,5 +1,6 @@
 #pragma once
 // Grammars and their progress through a text.
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,8 @@ class Grammar {
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   const std::vector<std::string>& notes() const { return notes_; }  // Ir::notes
   size_t cache_bytes() const;
-  bool matches(std::string_view text) const;  // the whole text
+  size_t memory_bytes() const { return memory_; }  // at the last operation; does not wait for it
+  bool matches(std::string_view text) const;       // the whole text
 
  private:
   friend class Matcher;
@@ -51,6 +53,7 @@ class Grammar {
   mutable std::unordered_map<ConfigId, std::vector<uint32_t>> config_masks_;
   mutable size_t config_mask_bytes_ = 0;
   mutable size_t mask_bytes_ = 0;
+  mutable std::atomic<size_t> memory_ = 0;
   mutable uint64_t generation_ = 0;  // counts how often the caches were cleared
   mutable ConfigId start_ = kDeadConfig;
 };

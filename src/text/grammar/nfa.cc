@@ -184,4 +184,11 @@ Nfa lower(const Ir& ir) {
   return nfa;
 }
 
+size_t Nfa::memory_bytes() const {
+  auto size = []<class T>(const std::vector<T>& v) { return v.size() * sizeof(T); };
+  auto lists = [&](const auto& l) { return size(l.first) + size(l.all); };
+  return lists(bytes) + lists(calls) + lists(empty) + size(final) + size(plain_to) + size(rule_of) +
+         size(rules);
+}
+
 }  // namespace tokamak::grammar

@@ -53,6 +53,7 @@ struct Nfa {
   std::array<uint8_t, 256> class_of{};
   std::vector<uint8_t> class_byte;  // a byte of each class
   size_t positions() const { return final.size(); }
+  size_t memory_bytes() const;
 };
 
 // Throws Error(kInvalidArgument) for a grammar that matches no text or is left-recursive, and

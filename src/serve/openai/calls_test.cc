@@ -1,0 +1,186 @@
+// What tool_choice and strict tools ask of an answer.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/json.h"
+#include "serve/fake_client.h"
+#include "serve/openai/api_error.h"
+#include "serve/openai/generation.h"
+
+namespace tokamak::openai {
+namespace {
+
+using testing::fake_model;
+
+TEST(Prepare, StrictToolsConstrainCallsOnly) {
+  ServedModel model = fake_model(nullptr);
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  auto shared = std::make_shared<const ServedModel>(std::move(model));
+  auto prepared = [&](const std::string& strict, const std::string& more) {
+    return prepare_chat(
+        parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tools": [
+        {"type": "function", "function": {"name": "f", "strict": )" +
+                   strict + R"(, "parameters": {"type": "object"}}}])" + more + "}"),
+        shared);
+  };
+  EXPECT_NE(prepared("true", "").params.call_grammar, nullptr);
+  EXPECT_EQ(prepared("true", "").params.grammar, nullptr);
+  EXPECT_EQ(prepared("false", "").params.call_grammar, nullptr);
+  EXPECT_EQ(prepared("true", R"(, "tool_choice": "none")").params.call_grammar, nullptr);
+  EXPECT_NE(prepared("true", R"(, "tool_choice": "required")").params.grammar, nullptr);
+  EXPECT_THROW(prepared("true", R"(, "guided_regex": "a")"), ApiError);
+}
+
+// A call as each format writes it; @ is the argument.
+const std::map<std::string_view, std::string> kCalls = {
+    {"hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": @}}\n</tool_call>"},
+    {"llama3", R"({"name": "f", "parameters": {"x": @}})"},
+    {"mistral", R"([TOOL_CALLS][{"name": "f", "arguments": {"x": @}}])"},
+    {"granite", R"(<|tool_call|>[{"name": "f", "arguments": {"x": @}}])"},
+    {"phi4", R"(<|tool_call|>[{"name": "f", "arguments": {"x": @}}])"},
+    {"command_r",
+     R"(<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": @}}])"},
+    {"kimi_k2", R"(<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": @})"},
+    {"deepseek", R"(<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": @})"},
+    {"qwen3_coder", "<function=f>\n<parameter=x>\n@\n</parameter>\n</function>"},
+    {"glm45", "<tool_call>f<arg_key>x</arg_key><arg_value>@</arg_value></tool_call>"},
+    {"glm4", "f\n{\"x\": @}"},
+    {"gemma", "<start_function_call>call:f{x:@}"},
+    {"gemma4", "<|tool_call>call:f{x:@}"},
+    {"llama4", "[f(x=@)]"},
+    {"llama4_json", R"({"name": "f", "parameters": {"x": @}})"},
+    {"mistral_args", R"([TOOL_CALLS]f[ARGS]{"x": @})"}};
+
+// Where marks may be control tokens, a forced call is plain JSON; strict calls follow the mark.
+TEST(Prepare, CallsInOtherFormats) {
+  for (const ToolFormat& format : tool_formats()) {
+    SCOPED_TRACE(format.name);
+    ServedModel model = fake_model(nullptr);
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    model.tool_format = &format;
+    auto shared = std::make_shared<const ServedModel>(std::move(model));
+    auto prepared = [&](const std::string& choice) {
+      return prepare_chat(
+          parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tool_choice": )" +
+                     choice + R"(, "tools": [{"type": "function", "function":
+          {"name": "f", "strict": true, "parameters": {"$defs": {"n": {"type": "integer"}},
+           "type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}}}]})"),
+          shared);
+    };
+    if (format.name == "harmony") {  // thoughts and the call in two spellings; then also text
+      Prepared forced = prepared(R"("required")"), free = prepared(R"("auto")");
+      ASSERT_EQ(forced.params.messages.size(), 3u);
+      EXPECT_EQ(free.params.messages.size(), 5u);
+      const MessageForm& call = forced.params.messages[1];
+      EXPECT_EQ(call.header, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>");
+      EXPECT_TRUE(call.grammar->matches(R"({"x": 3})"));
+      EXPECT_FALSE(call.grammar->matches(R"({"x": "3"})"));
+      EXPECT_EQ(forced.output.tools, &format);
+      continue;
+    }
+    bool own = format.name == "hermes" || format.name == "llama3" || format.name == "llama4_json";
+    Prepared forced = prepared(R"("required")");
+    ASSERT_NE(forced.params.grammar, nullptr);
+    EXPECT_EQ(forced.output.tools->name, own ? format.name : "llama3");
+    EXPECT_EQ(forced.params.grammar->matches(R"({"name": "f", "parameters": {"x": 3}})"),
+              format.name != "hermes");
+    EXPECT_FALSE(forced.params.grammar->matches(R"({"name": "f", "parameters": {"x": "3"}})"));
+    Prepared free = prepared(R"("auto")");
+    EXPECT_EQ(free.output.tools, &format);
+    ASSERT_NE(free.params.call_grammar, nullptr);
+    EXPECT_EQ(free.params.warning, "");
+    for (const char* value : {"3", "3.5", "\"3\"", "true", ""}) {
+      std::string text = kCalls.at(format.name);
+      text.replace(text.find('@'), 1, value);
+      EXPECT_EQ(free.params.call_grammar->matches(text), std::string_view(value) == "3") << text;
+    }
+  }
+}
+
+// Where the marks of a JSON format are control tokens, calls are written with these tokens.
+TEST(Prepare, MarksOfCallsAsControlTokens) {
+  TokenizerSpec spec = testing::byte_tokenizer()->spec();
+  for (const char* mark : {"<tool_call>", "</tool_call>"}) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = mark;
+    token.special = true;
+    spec.added_tokens.push_back(token);
+  }
+  ServedModel model = fake_model(nullptr);
+  model.tokenizer = std::make_shared<Tokenizer>(std::move(spec));
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  auto shared = std::make_shared<const ServedModel>(std::move(model));
+  const std::string call = R"({"name": "f", "arguments": {}})", control = "\xFF";
+  for (bool forced : {true, false}) {
+    Prepared p = prepare_chat(
+        parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tool_choice": ")" +
+                   std::string(forced ? "required" : "auto") +
+                   R"(", "tools": [{"type": "function", "function": {"name": "f", "strict": true,
+                      "parameters": {"type": "object", "additionalProperties": false}}}]})"),
+        shared);
+    const auto& grammar = forced ? p.params.grammar : p.params.call_grammar;
+    ASSERT_NE(grammar, nullptr);
+    const std::string mark = (forced ? control : "") + "<tool_call>\n";
+    EXPECT_TRUE(grammar->matches(mark + call + "\n" + control + "</tool_call>"));
+    EXPECT_FALSE(grammar->matches(mark + call + "\n</tool_call>"));
+  }
+}
+
+// A format that is not known is an error in strict tools, if they may be called; not in others.
+TEST(Prepare, AStrictToolLeavesOthersAsTheyAre) {
+  const std::string a = R"({"type": "function", "function": {"name": "a"}})",
+                    b = R"({"type": "function", "function": {"name": "b"}})";
+  struct Case {
+    std::string choice;
+    const char *strict_format, *other_format;
+    bool rejected;
+  };
+  const Case cases[] = {{R"("required")", "date", "color", false},
+                        {R"("required")", "color", "date", true},
+                        {b, "color", "color", false},
+                        {a, "date", "color", false},
+                        {a, "color", "date", true}};
+  for (const ToolFormat& format : tool_formats()) {
+    ServedModel model = fake_model(nullptr);
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    model.tool_format = &format;
+    auto shared = std::make_shared<const ServedModel>(std::move(model));
+    auto tool = [](const char* name, bool strict, const char* string_format) {
+      return fmt::format(
+          R"({{"type": "function", "function": {{"name": "{}", "strict": {}, "parameters": {{
+              "properties": {{"x": {{"type": "string", "format": "{}"}}}}, "required": ["x"]}}}}}})",
+          name, strict, string_format);
+    };
+    for (const Case& c : cases) {
+      SCOPED_TRACE(fmt::format("{} {} {}", format.name, c.choice, c.strict_format));
+      auto prepare = [&] {
+        return prepare_chat(
+            parse_json(fmt::format(R"({{"messages": [{{"role": "user", "content": "x"}}],
+                                        "tool_choice": {}, "tools": [{}, {}]}})",
+                                   c.choice, tool("a", true, c.strict_format),
+                                   tool("b", false, c.other_format))),
+            shared);
+      };
+      if (c.rejected) {
+        EXPECT_THROW(prepare(), ApiError);
+        continue;
+      }
+      Prepared p = prepare();
+      if (p.params.grammar == nullptr) continue;  // Harmony has messages instead
+      EXPECT_EQ(p.params.grammar->notes().size(), c.choice == a ? 0u : 1u);
+      if (format.name == "hermes") continue;  // written differently
+      auto matches = [&](const char* name, const char* x) {
+        return p.params.grammar->matches(
+            fmt::format(R"({{"name": "{}", "parameters": {{"x": "{}"}}}})", name, x));
+      };
+      EXPECT_EQ(matches("a", "2024-01-02"), c.choice != b);
+      EXPECT_FALSE(matches("a", "red"));
+      EXPECT_EQ(matches("b", "red"), c.choice != a);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tokamak::openai
