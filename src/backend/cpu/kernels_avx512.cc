@@ -14,10 +14,6 @@
 namespace {
 
 template <int F>
-void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1>(panel, x, blocks, out);
-}
-template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
@@ -38,8 +34,9 @@ const KernelTable* avx512_table() {
     KernelTable t{};
     t.name = "avx512";
     t.style = {4, 64, 0x80, 0, false};
-    t.wide_panels = 2;
+    t.wide_panels = kWidePanels;
     fill_vector_kernels<false>(t);
+    t.wide_blocks = 8, t.wide_group = 2 * kWidePanels;  // stay in the first cache
     t.few_rows = kMostFewRows;
     fill_q<0>(t);
     return t;
