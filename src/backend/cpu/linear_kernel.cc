@@ -90,18 +90,19 @@ class QuantLinear final : public LinearKernel {
     auto* sums = reinterpret_cast<float*>(scratch + panels_ * part_ * kWideBlock);
     for (int64_t first = begin; first < end; first += group_) {
       int64_t last = std::min(end, first + group_);
-      std::memset(sums, 0, static_cast<size_t>((last - first) * rows * kPanel) * sizeof(float));
       for (int64_t b = 0; b < blocks_; b += part_)
         for (int64_t p = first; p < last; p += panels_) {
           int64_t n = std::min(part_, blocks_ - b), panels = std::min(panels_, last - p);
+          float* to = sums + (p - first) * rows * kPanel;
+          if (b == 0) std::fill_n(to, panels * rows * kPanel, 0.0f);
           for (int64_t i = 0; i < panels; ++i)
             widen_(panel_at(p + i, b), n, scratch + i * n * kWideBlock);
           fetch_part(p + panels, std::min(end, p + 2 * panels), b, n);
-          wide_(scratch, panels, x + b * tiles_, blocks_, rows, n,
-                sums + (p - first) * rows * kPanel);
+          wide_(scratch, panels, x + b * tiles_, blocks_, rows, n, to);
         }
-      for (int64_t p = first; p < last; ++p)
-        store(sink, begin, p, 0, rows, sums + (p - first) * rows * kPanel);
+      for (int64_t r = 0; r < rows; ++r)  // rows are far apart: whole stretches
+        for (int64_t p = first; p < last; ++p)
+          store(sink, begin, p, r, 1, sums + ((p - first) * rows + r) * kPanel);
     }
   }
   // What is widened next comes from memory while this part is multiplied.
