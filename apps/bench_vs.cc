@@ -65,15 +65,20 @@ std::vector<std::string> our_command(const VsFlags& f, const std::string& model,
   if (f.depth > 0) add("--depth", f.depth);
   return args;
 }
-std::vector<std::string> their_command(const VsFlags& f, const std::string& model, int threads) {
+// llama-bench generates without the prompt of its other test, so the prompt is asked for as depth:
+// both programs then decode with as many tokens in the cache.
+std::vector<std::string> their_command(const VsFlags& f, const std::string& model, int threads,
+                                       double Speeds::*test) {
   std::vector<std::string> args = {"-m", model, "-r", "1", "-o", "json", "-ngl", "0"};
   auto add = [&](const char* flag, int64_t v) {
     args.insert(args.end(), {flag, std::to_string(v)});
   };
-  add("-p", f.prompt);
-  add("-n", f.gen);
+  bool decode = test == &Speeds::decode;
+  int64_t depth = f.depth + (decode ? f.prompt : 0);
+  add("-p", decode ? 0 : f.prompt);
+  add("-n", decode ? f.gen : 0);
   add("-t", threads);
-  if (f.depth > 0) add("-d", f.depth);
+  if (depth > 0) add("-d", depth);
   return args;
 }
 
@@ -87,13 +92,14 @@ Speeds run_ours(const VsFlags& f, const std::string& model, int threads) {
 
 // `build`: set to the commit that the program was built from.
 Speeds run_theirs(const VsFlags& f, const std::string& model, int threads, std::string& build) {
-  Value rows = parse_json(run_child(f.llama_bench, their_command(f, model, threads)).output,
-                          "the output of " + f.llama_bench);
   Speeds out;
-  for (const Value& row : rows.as_array()) {
-    build = row.get_string("build_commit", "unknown");
-    double speed = row.at("avg_ts").as_double();
-    (row.at("n_gen").as_int() > 0 ? out.decode : out.prefill) = speed;
+  for (double Speeds::*test : {&Speeds::prefill, &Speeds::decode}) {
+    ChildResult done = run_child(f.llama_bench, their_command(f, model, threads, test));
+    Value rows = parse_json(done.output, "the output of " + f.llama_bench);
+    for (const Value& row : rows.as_array()) {
+      build = row.get_string("build_commit", "unknown");
+      out.*test = row.at("avg_ts").as_double();
+    }
   }
   if (out.prefill <= 0 || out.decode <= 0)
     fail(ErrorCode::kUnavailable, "{} reported no speed of prefill or decode", f.llama_bench);
@@ -178,7 +184,8 @@ std::string markdown(const VsFlags& f, const Value& r) {
   out += fmt::format("; tokens/s, medians of {} runs of both programs in turn.\n\n", f.repeat);
   int threads = static_cast<int>(r.at("rows").as_array().at(0).at("threads").as_int());
   out += command_line("tokamak", our_command(f, "MODEL", threads));
-  out += command_line("llama-bench", their_command(f, "MODEL", threads));
+  for (double Speeds::*test : {&Speeds::prefill, &Speeds::decode})
+    out += command_line("llama-bench", their_command(f, "MODEL", threads, test));
   out +=
       "\n| model | threads | prefill, Tokamak | llama.cpp | ratio | decode, Tokamak | llama.cpp | "
       "ratio |\n|---|---|---|---|---|---|---|---|\n";
@@ -232,7 +239,8 @@ void add_bench_vs(CLI::App& bench) {
   verb->add_option("-o,--out", flags->out, "also write the report to this file");
   verb->add_flag("--json", flags->json, "report JSON with every run instead of Markdown");
   verb->footer(
-      "Each run is a process of its own, after a warm-up inside it; the programs take turns.\n\n"
+      "Each run is a process of its own, after a warm-up inside it; the programs take turns.\n"
+      "Both decode after the prompt: as many tokens are in their caches.\n\n"
       "Example:\n  tokamak bench vs model-q4_0.gguf model-q8_0.gguf --threads 1,2 -o report.md");
   verb->callback([flags] { run_vs(*flags); });
 }

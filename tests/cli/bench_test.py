@@ -11,18 +11,17 @@ from tokamak import FAMILIES, TINY, run, run_json
 
 LLAMA = TINY / "llama.gguf"
 
-# Prints what llama-bench prints: 100 and 50 tokens/s on the first call, twice that on the second and so on. Its arguments go
-# to a log.
+# Prints what llama-bench prints: prefill 100 tokens/s on the first call, decode 50 on the second, twice that on the third and fourth and so
+# on. Its arguments go to a log.
 FAKE = """#!{python}
 import json, pathlib, sys
 log = pathlib.Path(__file__).with_suffix(".log")
 lines = log.read_text().splitlines() if log.exists() else []
 log.write_text("\\n".join(lines + [" ".join(sys.argv[1:])]) + "\\n")
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-speed = 100.0 * (len(lines) + 1)
-print(json.dumps([
-    {{"build_commit": "abc1234", "n_prompt": int(flags["-p"]), "n_gen": 0, "avg_ts": speed}},
-    {{"build_commit": "abc1234", "n_prompt": 0, "n_gen": int(flags["-n"]), "avg_ts": speed / 2}}]))
+prompt, gen = int(flags["-p"]), int(flags["-n"])
+assert (prompt == 0) != (gen == 0)
+print(json.dumps([{{"build_commit": "abc1234", "n_prompt": prompt, "n_gen": gen, "avg_ts": (50.0 if gen else 100.0) * (len(lines) // 2 + 1)}}]))
 """
 
 
@@ -97,9 +96,11 @@ class Vs(unittest.TestCase):
             self.assertEqual(ours["median"], sorted(ours["runs"])[1])
             self.assertAlmostEqual(row[test]["ratio"], ours["median"] / median)
         calls = self.peer.with_suffix(".log").read_text().splitlines()
-        self.assertEqual(len(calls), 3)
-        for flag in (f"-m {LLAMA}", "-p 8", "-n 4", "-t 2", "-r 1"):
-            self.assertIn(flag, calls[0])
+        self.assertEqual(len(calls), 6)
+        for call, flags in ((calls[0], ("-p 8", "-n 0")), (calls[1], ("-p 0", "-n 4", "-d 8"))):  # decode with the prompt in the cache
+            for flag in (f"-m {LLAMA}", "-t 2", "-r 1", *flags):
+                self.assertIn(flag, call)
+        self.assertNotIn("-d", calls[0].split())
 
     def test_report(self):
         report = self.peer.parent / "report.md"
@@ -109,7 +110,9 @@ class Vs(unittest.TestCase):
         # The peer ran with 1, 2, 1 and 2 threads.
         self.assertRegex(done.stdout, r"\| llama.gguf \| 1 \| [\d.]+ \| 200.0 \| [\d.]+ \| [\d.]+ \| 100.0 \|")
         self.assertRegex(done.stdout, r"\| llama.gguf \| 2 \| [\d.]+ \| 300.0 \| [\d.]+ \| [\d.]+ \| 150.0 \|")
-        self.assertIn("-d 16", self.peer.with_suffix(".log").read_text())
+        calls = self.peer.with_suffix(".log").read_text().splitlines()
+        self.assertIn("-d 16", calls[0])
+        self.assertIn("-d 24", calls[1])
 
     def test_errors(self):
         done = run("bench", "vs", LLAMA, "--llama-bench", "no-such-program", "--prompt", "8", "--gen", "4")

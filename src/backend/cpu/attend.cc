@@ -18,8 +18,6 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kSegmentSlots = 256;
-
 class Attend final : public AttendBase {
  public:
   using AttendBase::AttendBase;
@@ -98,20 +96,6 @@ class Attend final : public AttendBase {
     return least < 4 * c.threads ? Split::kSegments : Split::kItems;
   }
 
-  // The size of the partial result of a segment of the longest item.
-  int64_t part_floats(const Tensor* in) const {
-    int64_t rows = 1;
-    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
-      rows = std::max<int64_t>(rows, in[kQStart].i32()[b + 1] - in[kQStart].i32()[b]);
-    int64_t columns = std::min(rows, tile_rows_) * group_;
-    return (columns + kTile - 1) / kTile * kTile * (value_->padded + 2);
-  }
-  int64_t segments_of(const Tensor* in) const {
-    int64_t segments = 1;
-    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
-      segments = std::max(segments, (in[kKvLen].i32()[b] + kSegmentSlots - 1) / kSegmentSlots);
-    return segments;
-  }
   // Whether there are several segments and room for what they give.
   bool segments_fit(const Tensor* in) const {
     int64_t items = 0, segments = segments_of(in);
@@ -184,10 +168,6 @@ class Attend final : public AttendBase {
       }
       finish(item);
     });
-  }
-
-  int64_t tiles(const int32_t* q_start, int64_t b) const {
-    return (q_start[b + 1] - q_start[b] + tile_rows_ - 1) / tile_rows_;
   }
 
   Workspace workspace(uint8_t* scratch) const {
@@ -280,11 +260,14 @@ class Attend final : public AttendBase {
     bool branches = range.branches && start + slots > range.own;
     int64_t plain = branches ? std::max<int64_t>(0, range.own - start) : slots;
     const Workspace& w = item.work;
-    for (int64_t at = 0; at < plain; at += kPanel) {
-      score_panel(item, start + at);
-      for (int64_t col = 0; col < item.padded; ++col)
-        std::memcpy(w.scores + col * kTileSlots + at, w.dots + col * kPanel,
-                    kPanel * sizeof(float));
+    for (int64_t at = 0, width = kPanel; at < plain; at += width) {
+      width = at + kPanel < plain && score_two(item, start + at) ? 2 * kPanel : kPanel;
+      if (width == kPanel) score_panel(item, start + at);
+      for (int64_t part = 0; part < width; part += kPanel)
+        for (int64_t col = 0; col < item.padded; ++col)
+          std::memcpy(w.scores + col * kTileSlots + at + part,
+                      w.dots + (part / kPanel * item.padded + col) * kPanel,
+                      kPanel * sizeof(float));
     }
     auto score = [&](int64_t at, int64_t key) { w.scores[at] = w.dots[key]; };
     auto weigh = [&](int64_t at, int64_t key) { w.dots[key] = w.scores[at]; };
@@ -359,6 +342,26 @@ class Attend final : public AttendBase {
       }
       at += key->width;
     }
+  }
+
+  // The same for two panels of keys side by side, where one tile of columns alone would wait for
+  // its own sums.
+  bool score_two(const Item& item, int64_t slot) const {
+    const KvPlane& key = *keys_[0];
+    auto dot = item.c->kernels.fdot4x2[static_cast<int>(key.type)];
+    if (!dot || item.padded != kTile || keys_.size() > 1) return false;
+    constexpr int64_t size = kTile * kPanel;
+    int64_t panel[2], block[2];
+    for (int64_t i = 0; i < 2; ++i) block[i] = block_of(item, slot + i * kPanel, panel[i]);
+    if (block[0] < 0 || block[1] < 0) return false;
+    uint8_t* stored[2] = {key.panel(block[0], item.head, panel[0]),
+                          key.panel(block[1], item.head, panel[1])};
+    float* dots = item.work.dots;
+    std::fill_n(dots, 2 * size, 0.0f);
+    dot(stored[0], stored[1], item.work.query, key.width, dots, dots + size);
+    for (int64_t j = 0; key.scale_at > 0 && j < 2 * size; ++j)
+      dots[j] = 0.0f + dots[j] * key.scales(stored[j / size])[j % kPanel];
+    return true;
   }
 
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
@@ -440,9 +443,14 @@ class Attend final : public AttendBase {
         to[3] = s[j + 3 * stride] * scale;
       }
     }
-    for (int64_t v = 0; v < value_->padded / kPanel; ++v)
+    int64_t size = item.padded * kPanel, panels = value_->padded / kPanel, v = 0;
+    if (item.padded == kTile && k.fdot4x2[type])
+      for (; v + 2 <= panels; v += 2)
+        k.fdot4x2[type](data + v * step, data + (v + 1) * step, w.powers, count, w.sums + v * size,
+                        w.sums + (v + 1) * size);
+    for (; v < panels; ++v)
       k.fdot_rows[type](data + v * step, w.powers, kTile * kPanel, item.padded, count,
-                        w.sums + v * item.padded * kPanel);
+                        w.sums + v * size);
   }
 
   void finish(const Item& item) const {

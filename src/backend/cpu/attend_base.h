@@ -39,6 +39,7 @@ class AttendBase : public CpuOp {
 
  protected:
   enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
+  static constexpr int64_t kSegmentSlots = 256;
   static constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
 
   bool limited() const { return window_ > 0 || chunk_ > 0; }
@@ -50,6 +51,25 @@ class AttendBase : public CpuOp {
   // One panel as f32, and a second one where values are stored as keys are.
   int64_t panel_floats() const {
     return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);
+  }
+
+  // Work items of a sequence and a kv head.
+  int64_t tiles(const int32_t* q_start, int64_t b) const {
+    return (q_start[b + 1] - q_start[b] + tile_rows_ - 1) / tile_rows_;
+  }
+  // The size of the partial result of a segment of the longest item.
+  int64_t part_floats(const Tensor* in) const {
+    int64_t rows = 1;
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
+      rows = std::max<int64_t>(rows, in[kQStart].i32()[b + 1] - in[kQStart].i32()[b]);
+    int64_t columns = std::min(rows, tile_rows_) * group_;
+    return (columns + kTile - 1) / kTile * kTile * (value_->padded + 2);
+  }
+  int64_t segments_of(const Tensor* in) const {
+    int64_t segments = 1;
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
+      segments = std::max(segments, (in[kKvLen].i32()[b] + kSegmentSlots - 1) / kSegmentSlots);
+    return segments;
   }
 
   const KvState* kv_;

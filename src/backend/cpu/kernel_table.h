@@ -160,6 +160,9 @@ struct KernelTable {
   // `stride` floats apart.
   void (*fdot_rows[kFTypes])(const void* panel, const float* x, int64_t stride, int64_t rows,
                              int64_t k, float* sums);
+  // fdot4 of two panels: twice the independent sums. nullptr: the level has too few registers.
+  void (*fdot4x2[kFTypes])(const void* panel, const void* other, const float* x, int64_t k,
+                           float* acc, float* other_acc);
   // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the
   // latency.
   void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,

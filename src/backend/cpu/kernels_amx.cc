@@ -12,6 +12,7 @@
 using tokamak::cpu::kMostFewRows;
 using tokamak::cpu::kPanel;
 using tokamak::cpu::kTile;
+using tokamak::cpu::XBlock1;
 using tokamak::cpu::XBlock16;
 using tokamak::cpu::XBlock4;
 
@@ -234,7 +235,7 @@ const KernelTable* amx_table() {
     t.chunk_bytes = 1280 * 1024;  // of 2 MiB
     t.chunk_tiles = 64;
     t.wide_panels = 1;
-    t.wide_blocks = 16;  // stay in the first cache
+    t.wide_blocks = 16, t.wide_group = 1;  // stay in the first cache
     t.pack_x4 = pack_tile;
     fill_wide<0>(t);
     fill_spread<0>(t.tile_unit);

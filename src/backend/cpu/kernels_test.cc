@@ -165,7 +165,7 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
       table->pack_x1(x.rows[r], blocks, x1.data());
       table->qdot1[GetParam()](panel.data(), x1.data(), blocks, expected.data() + r * kPanel);
     }
-    // The same panel as often as the level takes panels at once.
+    // The same panel up to as often as the level takes panels at once.
     int64_t panels = table->wide_panels, after = blocks - first;
     std::vector<uint8_t> parts[2];
     parts[0].resize(static_cast<size_t>(panels * first * kWideBlock));
@@ -176,6 +176,7 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
             parts[1].data() + p * after * kWideBlock);
     }
     for (int64_t rows = 1; rows <= most; ++rows) {
+      panels = 1 + rows % table->wide_panels;
       int64_t used = (rows + kTile - 1) / kTile, group = table->x_tiles;
       std::vector<XBlock4> x4(static_cast<size_t>((used + group - 1) / group * group * blocks));
       std::memset(static_cast<void*>(x4.data()), 0xff, x4.size() * sizeof(XBlock4));
@@ -307,6 +308,16 @@ TEST(VectorKernels, FloatPanelsSameBitsForAnySplitOfKAndRows) {
       for (int p = 0; p < 4; ++p)
         t.fdot1[type](panels.data() + p * stride, column.data(), k, one.data() + p * kPanel);
       EXPECT_EQ(four, one);
+      if (t.fdot4x2[type]) {
+        std::vector<float> first(wide), second(wide), other(wide);
+        t.fdot4[type](panels.data(), x.data(), k, first.data());
+        t.fdot4[type](panels.data() + 3 * stride, x.data(), k, second.data());
+        std::vector<float> both(wide);
+        t.fdot4x2[type](panels.data(), panels.data() + 3 * stride, x.data(), k, both.data(),
+                        other.data());
+        EXPECT_EQ(both, first);
+        EXPECT_EQ(other, second);
+      }
       std::vector<float> widened(wf.size());
       t.widen[type](panels.data(), widened.data(), static_cast<int64_t>(wf.size()));
       wide.insert(wide.end(), four.begin(), four.end());
