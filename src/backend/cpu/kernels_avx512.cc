@@ -5,6 +5,8 @@
 
 #include "backend/cpu/vec_kernels.inc"
 
+#include "backend/cpu/fpanels_avx512.inc"
+
 #include "backend/cpu/qpanel_avx512.inc"
 
 #include "backend/cpu/qdot_avx512.inc"
@@ -40,6 +42,8 @@ const KernelTable* avx512_table() {
     t.style = {4, 64, 0x80, 0, false};
     t.wide_panels = 2;
     fill_vector_kernels<false>(t);
+    t.float_panels = kMostPanels;
+    t.fdot_panels = fdot_many_panels;
     t.few_rows = kMostFewRows;
     fill_q<0>(t);
     return t;

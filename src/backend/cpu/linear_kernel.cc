@@ -218,100 +218,6 @@ class DigitsLinear final : public LinearKernel {
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
 };
 
-// Activations f32, or bf16 that are brought to f32; other weights. Float weights are read as they
-// are for few rows; quantised ones, and any for many rows, are decoded to f32 a part of a panel at
-// a time.
-class FloatLinear final : public LinearKernel {
- public:
-  explicit FloatLinear(const Weight* w, bool bf16 = false) : LinearKernel(w), bf16_(bf16) {
-    direct_ = w_->matrix == Weight::Matrix::kFPanel;
-    int64_t step = dtype_info(w_->dtype).block_elements;
-    part_ = std::max(step, kPanelPart / step * step);
-  }
-  int64_t row_bytes() const override { return w_->k * (bf16_ ? 2 : 4); }
-  int64_t single_bytes() const override { return bf16_ ? w_->k * 4 : 0; }
-  int64_t tile_bytes() const override { return w_->k * kTile * 4; }
-  int64_t scratch_bytes() const override {
-    return (part_ * kPanel + kMaxTiles * kTile * kPanel) * 4;
-  }
-  void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
-    k.widen[static_cast<int>(FType::kBF16)](x, reinterpret_cast<float*>(to), w_->k);
-  }
-  // [k][4].
-  void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to,
-                 int64_t tile) const override {
-    auto pack = [&]<class T>(const T* from) {  // the bits of a bf16 number are a float's upper half
-      auto* out = reinterpret_cast<uint32_t*>(to + tile * tile_bytes());
-      for (int64_t k = 0; k < w_->k; ++k)
-        for (int64_t r = 0; r < kTile; ++r, ++out)
-          *out = r < n ? static_cast<uint32_t>(from[r * w_->k + k]) << (32 - 8 * sizeof(T)) : 0;
-    };
-    if (bf16_)
-      pack(static_cast<const uint16_t*>(x));
-    else
-      pack(static_cast<const uint32_t*>(x));
-  }
-
-  void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
-              const LinearSink& sink, uint8_t* scratch) const override {
-    const auto* x = static_cast<const float*>(packed);
-    int type = direct_ ? static_cast<int>(w_->ftype) : 0;
-    bool halves = kernels.hdot1x4 && w_->finite_f16;
-    // Quarters of the panels side by side: several long streams of memory are read faster than one.
-    int64_t quarter = direct_ ? (end - begin) / 4 : 0, stride = quarter * w_->panel_bytes;
-    int64_t p = begin;
-    for (; p < begin + quarter; ++p) {
-      float sums[4 * kPanel] = {};
-      halves = halves && kernels.hdot1x4(w_->panel(p), stride, x, w_->k, sums);
-      if (!halves) kernels.fdot1x4[type](w_->panel(p), stride, x, w_->k, sums);
-      for (int i = 0; i < 4; ++i) store(sink, begin, p + i * quarter, 0, 1, sums + i * kPanel);
-    }
-    p = begin + 4 * quarter;
-    auto* decoded = reinterpret_cast<float*>(scratch);
-    for (; p < end; ++p) {
-      float sums[kPanel] = {};
-      if (direct_) {
-        kernels.fdot1[type](w_->panel(p), x, w_->k, sums);
-      } else {
-        for (int64_t k = 0; k < w_->k; k += part_) {
-          int64_t n = std::min(part_, w_->k - k);
-          w_->decode_panel(kernels, p, k, n, decoded);
-          kernels.fdot1[0](decoded, x + k, n, sums);
-        }
-      }
-      store(sink, begin, p, 0, 1, sums);
-    }
-  }
-
-  void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
-             int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
-    TK_CHECK(rows <= kMaxTiles * kTile);
-    const auto* x = reinterpret_cast<const float*>(packed);
-    auto* decoded = reinterpret_cast<float*>(scratch);
-    float* sums = decoded + part_ * kPanel;
-    bool as_stored = direct_ && (w_->ftype == FType::kF32 || rows <= 2 * kTile);
-    auto dot = kernels.fdot_rows[as_stored ? static_cast<int>(w_->ftype) : 0];
-    int64_t element = w_->panel_bytes / (w_->k * kPanel);  // bytes, of float weights
-    for (int64_t p = begin; p < end; ++p) {
-      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
-      for (int64_t k = 0; k < w_->k; k += part_) {
-        int64_t n = std::min(part_, w_->k - k);
-        const void* part = w_->panel(p) + k * kPanel * element;
-        if (!as_stored) {
-          w_->decode_panel(kernels, p, k, n, decoded);
-          part = decoded;
-        }
-        dot(part, x + k * kTile, kTile * w_->k, rows, n, sums);
-      }
-      store(sink, begin, p, 0, rows, sums);
-    }
-  }
-
- private:
-  bool direct_, bf16_;
-  int64_t part_;
-};
-
 // Activations f32, weights bf16, on levels that multiply bf16 numbers.
 class BfloatLinear final : public LinearKernel {
  public:
@@ -460,7 +366,9 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
   int64_t n0 = panel * kPanel, lanes = std::min<int64_t>(kPanel, w_->n - n0);
   for (int64_t r = 0; r < count; ++r, sums += kPanel) {
     float* to = sink.to + (row + r) * sink.stride + (panel - begin) * kPanel;
-    if (sink.bias) {
+    if (sink.bias && lanes == kPanel) {
+      for (int64_t i = 0; i < kPanel; ++i) to[i] = sums[i] + sink.bias[n0 + i];
+    } else if (sink.bias) {
       for (int64_t i = 0; i < lanes; ++i) to[i] = sums[i] + sink.bias[n0 + i];
     } else if (lanes == kPanel) {
       std::memcpy(to, sums, kPanel * sizeof(float));
@@ -483,9 +391,9 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
   if (activations == DType::kBF16 && weight->matrix == Weight::Matrix::kFPanel) {
     if (site.kernels.rounded[static_cast<int>(weight->ftype)].row)
       return std::make_unique<RoundedLinear>(site.kernels, weight);
-    return std::make_unique<FloatLinear>(weight, true);
+    return make_float_linear(site.kernels, weight, activations);
   }
-  if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
+  if (activations == DType::kF32) return make_float_linear(site.kernels, weight, activations);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<QuantLinear>(site.kernels, weight);
   fail(ErrorCode::kUnsupported, "{}: {} has no form for {} activations", site.label,
@@ -494,7 +402,7 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
 
 std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight) {
   need_matrix(site, weight);
-  return std::make_unique<FloatLinear>(weight);
+  return make_float_linear(site.kernels, weight, DType::kF32);
 }
 
 }  // namespace tokamak::cpu
