@@ -294,6 +294,15 @@ TEST(HfConfig, SectionsOfRotationsAreFewAndSmall) {
         << sections;
 }
 
+TEST(HfConfig, SizesFromNumbersArePossible) {
+  const HfModel m;
+  for (std::string key : {"block_ffn_dim_multiplier", "block_multiple_of", "block_ff_dim"})
+    for (const char* value : {"1e300", "-1", "9223372036854775807"}) {
+      Value json = config("lfm2", fmt::format(R"(,"{}":{})", key, value));
+      EXPECT_THAT(error_of([&] { config_from_hf(json, m.table); }), HasSubstr(key)) << value;
+    }
+}
+
 TEST(HfConfig, SaysWhatIsWrong) {
   HfModel m;
   m.llama();
