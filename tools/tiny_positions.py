@@ -15,7 +15,7 @@ def models(config, drop):
                         tie_word_embeddings=True, **{**own, "hidden_size": 48}),
         "mpt": config("MptForCausalLM", model_type="mpt", d_model=48, n_heads=6, n_layers=2, max_seq_len=64, expansion_ratio=4, no_bias=True,
                       tie_word_embeddings=True, layer_norm_epsilon=1e-5, attn_config={
-                          "alibi": True, "alibi_bias_max": 4, "clip_qkv": 1.5, "softmax_scale": None, "attn_type": "multihead_attention"}, **own),
+                          "alibi": True, "alibi_bias_max": 8, "clip_qkv": 1.5, "softmax_scale": None, "attn_type": "multihead_attention"}, **own),
         "falcon_rw": config("FalconForCausalLM", model_type="falcon", alibi=True, bias=True, multi_query=False, parallel_attn=False,
                             new_decoder_architecture=False, layer_norm_epsilon=1e-5, **falcon),
         "codegen": config("CodeGenForCausalLM", model_type="codegen", rotary_dim=8, n_ctx=64, n_inner=96, activation_function="gelu_new",
@@ -96,4 +96,4 @@ def own_fields(t):
         return {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 192, "attention.head_count": 6,
                 "attention.head_count_kv": 6, "attention.layer_norm_epsilon": 1e-5}
     return {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 192, "attention.head_count": 6,
-            "attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 1.5, "attention.max_alibi_bias": 4.0}
+            "attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 1.5, "attention.max_alibi_bias": 8.0}

@@ -16,13 +16,15 @@ class FloatLinear final : public LinearKernel {
       : LinearKernel(w), bf16_(bf16), panels_(kernels.float_panels) {
     direct_ = w_->matrix == Weight::Matrix::kFPanel;
     int64_t step = dtype_info(w_->dtype).block_elements;
-    part_ = std::max(step, (panels_ > 1 ? 128 : 256) / step * step);  // panels stay in the L1 cache
+    // A part of the panels stays in the L1 cache; the rows may come from the L3 cache.
+    part_ = std::max(step, (panels_ > 1 ? 128 : 256) / step * step);
+    if (panels_ > 1) limit_chunk(kChunkBytes, kChunkTiles, 1);
   }
   int64_t row_bytes() const override { return w_->k * (bf16_ ? 2 : 4); }
   int64_t single_bytes() const override { return bf16_ ? w_->k * 4 : 0; }
   int64_t tile_bytes() const override { return w_->k * kTile * 4; }
   int64_t scratch_bytes() const override {
-    return panels_ * (part_ + kMaxTiles * kTile) * kPanel * 4;
+    return panels_ * (part_ + chunk_tiles() * kTile) * kPanel * 4;
   }
   int64_t panels_at_once() const override { return panels_; }
 
@@ -81,10 +83,10 @@ class FloatLinear final : public LinearKernel {
 
   void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
              int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
-    TK_CHECK(rows <= kMaxTiles * kTile);
+    TK_CHECK(rows <= chunk_tiles() * kTile);
     const auto* x = reinterpret_cast<const float*>(packed);
     auto* decoded = reinterpret_cast<float*>(scratch);
-    float* sums = decoded + panels_ * part_ * kPanel;
+    float* sums = decoded + panels_ * part_ * kPanel;  // [rows / kRows][panels][kRows][kPanel]
     bool floats = direct_ && w_->ftype == FType::kF32;
     bool narrow = direct_ && !floats && rows <= 2 * kTile;  // f16 or bf16, read as they are
     for (int64_t first = begin; first < end; first += panels_) {
@@ -92,29 +94,48 @@ class FloatLinear final : public LinearKernel {
       std::memset(sums, 0, static_cast<size_t>(count * rows * kPanel) * sizeof(float));
       for (int64_t k = 0; k < w_->k; k += part_) {
         int64_t n = std::min(part_, w_->k - k);
-        const float* tiles = x + k * kTile;
-        if (narrow) {
-          for (int64_t i = 0; i < count; ++i)
-            kernels.fdot_rows[static_cast<int>(w_->ftype)](w_->panel(first + i) + k * kPanel * 2,
-                                                           tiles, kTile * w_->k, rows, n,
-                                                           sums + i * rows * kPanel);
-          continue;
+        for (int64_t i = 0; i < count && !floats && !narrow; ++i)
+          w_->decode_panel(kernels, first + i, k, n, decoded + i * n * kPanel);
+        for (int64_t r = 0; r < rows; r += kRows) {
+          int64_t some = std::min(kRows, rows - r);
+          const float* tiles = x + r * w_->k + k * kTile;
+          float* to = sums + r * count * kPanel;
+          if (narrow) {
+            for (int64_t i = 0; i < count; ++i)
+              kernels.fdot_rows[static_cast<int>(w_->ftype)](w_->panel(first + i) + k * kPanel * 2,
+                                                             tiles, kTile * w_->k, some, n,
+                                                             to + i * some * kPanel);
+          } else if (floats) {
+            if (panels_ > 1) fetch(first, end, k, n, r, rows);
+            const auto* part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
+            kernels.fdot_panels(part, w_->panel_bytes / 4, count, tiles, kTile * w_->k, some, n,
+                                to);
+          } else {
+            kernels.fdot_panels(decoded, n * kPanel, count, tiles, kTile * w_->k, some, n, to);
+          }
         }
-        const float* part = decoded;
-        if (floats)
-          part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
-        else
-          for (int64_t i = 0; i < count; ++i)
-            w_->decode_panel(kernels, first + i, k, n, decoded + i * n * kPanel);
-        kernels.fdot_panels(part, floats ? w_->panel_bytes / 4 : n * kPanel, count, tiles,
-                            kTile * w_->k, rows, n, sums);
       }
-      for (int64_t i = 0; i < count; ++i)
-        store(sink, begin, first + i, 0, rows, sums + i * rows * kPanel);
+      for (int64_t r = 0; r < rows; r += kRows)
+        for (int64_t i = 0, some = std::min(kRows, rows - r); i < count; ++i)
+          store(sink, begin, first + i, r, some, sums + (r * count + i * some) * kPanel);
     }
   }
 
  private:
+  static constexpr int64_t kRows = 32, kChunkTiles = 64, kChunkBytes = 1 << 21;
+
+  // What follows the part at k of the panels comes from memory while the part is multiplied: a
+  // share of it before each kRows rows.
+  void fetch(int64_t first, int64_t end, int64_t k, int64_t n, int64_t row, int64_t rows) const {
+    bool last = k + n >= w_->k;
+    int64_t from = last ? 0 : (k + n) * kPanel * 4, p = last ? first + panels_ : first;
+    int64_t bytes = std::min(part_, w_->k - (last ? 0 : k + n)) * kPanel * 4;
+    int64_t begin = bytes * row / rows / 64 * 64, stop = bytes * std::min(row + kRows, rows) / rows;
+    for (int64_t i = p; i < std::min(p + panels_, end); ++i)
+      for (int64_t at = begin; at < stop; at += 64)
+        __builtin_prefetch(w_->panel(i) + from + at, 0, 2);
+  }
+
   bool direct_, bf16_;
   int64_t panels_, part_;
 };
