@@ -126,9 +126,9 @@ VARIANTS = {
                                 "ssm_multipliers": [0.7, 1.2, 0.8, 1.4, 0.9], "key_multiplier": 0.7}),
     "solar_open": ("solar_open", {"head_dim": 16, "n_routed_experts": 6, "n_shared_experts": 1, "routed_scaling_factor": 1.5, **MOE}),
     "qwen3_vl_moe": ("qwen3_vl_moe_text", {"head_dim": 16, "num_experts": 6, **MOE}),
-    # Not supported: one clear line each.
     "bloom": ("bloom", {"n_head": 4}),
-    "jamba": ("jamba", {}),
+    # Not supported: one clear line.
+    "rwkv": ("rwkv", {}),
 }
 
 

@@ -115,7 +115,9 @@ def sequences():
 
 
 def load(folder, **kwargs):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+    # Eager attention of transformers 5.23 adds Falcon's ALiBi twice.
+    attention = "sdpa" if folder.name == "falcon_rw" else "eager"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
                                                               experts_implementation="eager", **kwargs)
     return model.double().eval()
 

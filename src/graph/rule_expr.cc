@@ -31,7 +31,8 @@ std::optional<Value> default_attr(const OpDef& op, std::string_view key) {
   if (key == "axis" && n == "gather") return Value(0);
   if (key == "scale" && n == "rope") return Value(1.0);
   if (key == "format" && n == "quantize") return Value("q8a");
-  if (n == "attend" && (key == "window" || key == "softcap" || key == "sinks")) return Value(0);
+  if (n == "attend" && (key == "window" || key == "softcap" || key == "sinks" || key == "slopes"))
+    return Value(0);
   if (n == "attend" && key == "value") return Value("v");
   if (n == "attend" && key == "key") return Value(Value::Array{"k"});
   if (n == "sdpa" && key == "causal") return Value(0);

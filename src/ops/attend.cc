@@ -30,7 +30,7 @@ struct Attention {
   const MeaningArgs<S>& args;
   std::vector<const Plane*> keys;
   const Plane* value = nullptr;
-  const TensorRef<S>* sinks = nullptr;
+  const TensorRef<S>*sinks = nullptr, *slopes = nullptr;
   double scale, cap;
   int64_t window, chunk;
   bool masked;
@@ -56,10 +56,16 @@ struct Attention {
 
   int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
 
+  // Which of the step's own rows a key is; < 0: older.
+  int64_t own_row(int64_t b, int64_t key) const {
+    return key - (ints(kKvLen, b) - (ints(kQStart, b + 1) - ints(kQStart, b)));
+  }
+  int64_t position_of(int64_t b, int64_t key) const {
+    int64_t own = own_row(b, key);
+    return own < 0 ? key : ints(kPos, ints(kQStart, b) + own);
+  }
   bool visible(int64_t row, int64_t b, int64_t key) const {
-    int64_t first = ints(kQStart, b), own_rows = ints(kQStart, b + 1) - first;
-    int64_t own = key - (ints(kKvLen, b) - own_rows);  // which of the step's own rows; < 0: older
-    int64_t position = own < 0 ? key : ints(kPos, first + own);
+    int64_t first = ints(kQStart, b), own = own_row(b, key), position = position_of(b, key);
     if (window > 0 && ints(kPos, row) - position >= window) return false;
     if (chunk > 0 && ints(kPos, row) / chunk != position / chunk) return false;
     if (own < 0) return true;
@@ -87,14 +93,17 @@ struct Attention {
     return cap > 0 ? cap * std::tanh(sum / cap) : sum;
   }
 
-  // Physical slots of the keys that are visible to the row, in order.
-  void find_keys(int64_t row, std::vector<int64_t>& slots) const {
+  // Physical slots of the keys that are visible to the row, in order; with `distances`, how far
+  // they are before the row.
+  void find_keys(int64_t row, std::vector<int64_t>& slots,
+                 std::vector<int64_t>* distances = nullptr) const {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
     check_index("attend", "sequence", b, args.in[kKvLen].tensor.dims[0]);
     const ViewRef& view = args.in[kView].view;
     check_index("attend", "length", ints(kKvLen, b), view.stride * view.block_size + 1);
     slots.clear();
+    if (distances) distances->clear();
     if (ints(kKvLen, b) == 0) return;
     check_index("attend", "sequence", b + 1, args.in[kQStart].tensor.dims[0]);
     for (int64_t i : {b, b + 1})
@@ -104,6 +113,7 @@ struct Attention {
       int64_t slot = view.physical(b, key);
       TK_CHECK(slot >= 0 && slot < state.slots, "attend: visible key {} has no block", key);
       slots.push_back(slot);
+      if (distances) distances->push_back(ints(kPos, row) - position_of(b, key));
     }
   }
 };
@@ -112,20 +122,22 @@ template <class S>
 void attend(const MeaningArgs<S>& args) {
   const TensorRef<S>&q = args.in[kQuery].tensor, &y = args.out[0].tensor;
   int64_t heads = q.dims[1], d = q.dims[2], dv = y.dims[2];
-  bool with_sinks = args.attrs.get_int("sinks", 0) != 0;
-  Attention<S> attention(args, attend_key_planes(args.attrs), attend_value_plane(args.attrs),
-                         with_sinks ? 1 : 0);
-  if (with_sinks) attention.sinks = &args.in.back().tensor;
-  std::vector<int64_t> slots;
+  bool sinks = args.attrs.get_int("sinks", 0) != 0, slopes = args.attrs.get_int("slopes", 0) != 0;
+  size_t rest = (sinks ? 1 : 0) + (slopes ? 1 : 0);
+  Attention<S> attention(args, attend_key_planes(args.attrs), attend_value_plane(args.attrs), rest);
+  if (sinks) attention.sinks = &args.in[args.in.size() - rest].tensor;
+  if (slopes) attention.slopes = &args.in.back().tensor;
+  std::vector<int64_t> slots, distances;
   std::vector<double> power, sum(static_cast<size_t>(dv));
   for (int64_t row = 0; row < q.dims[0]; ++row) {
-    attention.find_keys(row, slots);
+    attention.find_keys(row, slots, &distances);
     power.resize(slots.size());
     for (int64_t h = 0; h < heads; ++h) {
       double sink = attention.sinks ? double(attention.sinks->f[h]) : -INFINITY;
       double peak = sink, total = 0;
       for (size_t i = 0; i < slots.size(); ++i) {
         power[i] = attention.score(q.f + (row * heads + h) * d, slots[i], h, heads);
+        if (slopes) power[i] -= double(attention.slopes->f[h]) * static_cast<double>(distances[i]);
         peak = std::max(peak, power[i]);
       }
       if (attention.sinks) total = std::exp(sink - peak);
@@ -260,12 +272,13 @@ std::vector<Type> infer(const InferContext& context) {
   Rule rule("attend", context);
   const std::string& state = rule.state(kState);
   const TensorType& q = check_rows(rule);
-  size_t sinks = rule.attrs().get_int("sinks", 0) != 0 ? 1 : 0, masked = kMask + sinks;
-  if (rule.inputs() < kMask + sinks) rule.fail("sinks are missing");
-  if (sinks > 0)
-    rule.same(rule.values(rule.inputs() - 1, "sinks", 1).extent(0), "the sinks", q.extent(1),
-              "the heads of q");
-  if (rule.inputs() > masked)
+  size_t slopes = rule.attrs().get_int("slopes", 0) != 0 ? 1 : 0,
+         rest = slopes + (rule.attrs().get_int("sinks", 0) != 0 ? 1 : 0);
+  if (rule.inputs() < kMask + rest) rule.fail("sinks or slopes are missing");
+  for (size_t i = 1; i <= rest; ++i)
+    rule.same(rule.values(rule.inputs() - i, i <= slopes ? "slopes" : "sinks", 1).extent(0),
+              i <= slopes ? "the slopes" : "the sinks", q.extent(1), "the heads of q");
+  if (rule.inputs() > kMask + rest)
     rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
   if (rule.attrs().get_int("window", 0) < 0) rule.fail("window must not be negative");
   double softcap = rule.attrs().get_double("softcap", 0);
@@ -331,12 +344,12 @@ std::vector<OpDef> attend_ops() {
   return {{.name = "attend",
            .tier = Tier::kComposite,
            .min_inputs = 8,
-           .max_inputs = 10,
+           .max_inputs = 11,
            .infer = infer,
            .f32 = attend<float>,
            .f64 = attend<double>,
            .traced = attend<Traced>,
-           .attr_names = {"scale", "key", "sinks", "softcap", "value", "window"},
+           .attr_names = {"scale", "key", "sinks", "slopes", "softcap", "value", "window"},
            .required_attrs = 1,
            .reads_state = true,
            .storage = true,

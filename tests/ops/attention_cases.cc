@@ -85,6 +85,17 @@ void add_wide_attention(std::vector<OpCase>& cases) {
     OpCase both = attend_case("sinks and mask", 4, 2, 32, kv, masked, {{"sinks", 1}});
     both.in.push_back(weight(DType::kF32, {4}));
     cases.push_back(std::move(both));
+    for (auto [name, batch] :
+         {std::pair{"slopes", BatchSpec{.own = {1, 9, 1}, .older = {300, 5, 0}}},
+          {"slopes and mask", tree_batch(4)}}) {
+      OpCase c = attend_case(name, 4, 2, 32, kv, batch, {{"slopes", 1}});
+      c.in.push_back(weight(DType::kF32, {4}));
+      cases.push_back(std::move(c));
+    }
+    OpCase all = attend_case("sinks and slopes", 6, 2, 32, kv, {.own = {3, 1}, .older = {70, 9}},
+                             {{"sinks", 1}, {"slopes", 1}, {"window", 40}});
+    for (int i = 0; i < 2; ++i) all.in.push_back(weight(DType::kF32, {6}));
+    cases.push_back(std::move(all));
   }
 }
 

@@ -70,6 +70,7 @@ class Attend final : public AttendBase {
     }
     for (int i = kPos; i <= (has_mask_ ? kMask : kKvLen); ++i) list.read(in[i]);
     if (sinks_ > 0) list.read(in[sinks_]);
+    if (slopes_ > 0) list.read(in[slopes_]);
   }
 
  private:
@@ -364,6 +365,23 @@ class Attend final : public AttendBase {
     return true;
   }
 
+  // Lowers the scores of a row by the distances of the keys.
+  void slope(const Item& item, int64_t row, int64_t start, int64_t own, float* scores) const {
+    const int32_t *pos = item.in[kPos].i32(), first = item.in[kQStart].i32()[item.b];
+    int64_t end = item.in[kKvLen].i32()[item.b];
+    float distance[kTileSlots] = {};
+    auto set = [&](int64_t key, int64_t position) {
+      int64_t j = key - start;
+      if (j >= 0 && j < kTileSlots) distance[j] = static_cast<float>(pos[row] - position);
+    };
+    for (int64_t key = start; key < std::min(end, start + kTileSlots); ++key)
+      set(key, key < own ? key : pos[first + key - own]);
+    if (has_mask_) each_own(item, row, [&](int64_t m, int64_t n) { set(own + n, pos[first + m]); });
+    for (int64_t i = 0; i < group_ * kTileSlots; ++i)
+      scores[i] -=
+          item.in[slopes_].f32()[item.head * group_ + i / kTileSlots] * distance[i % kTileSlots];
+  }
+
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
   void hide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
     const KernelTable& k = item.c->kernels;
@@ -374,15 +392,15 @@ class Attend final : public AttendBase {
       newest = std::max<int64_t>(newest, slot[item.in[kQStart].i32()[item.b] + key - own]);
     for (int64_t r = 0; r < item.rows; ++r) {
       bool seen[kTileSlots];
+      float* scores = item.work.scores + r * group_ * kTileSlots;
+      if (softcap_ > 0)
+        k.unary[static_cast<int>(Unary::kSoftcap)](scores, scores, group_ * kTileSlots, softcap_);
+      if (slopes_ > 0) slope(item, item.first + r, start, own, scores);
       bool all = (causal && newest <= slot[item.first + r]) ||
                  visible(item, item.first + r, start, slots, own, seen);
-      for (int64_t h = 0; h < group_; ++h) {
-        float* s = item.work.scores + (r * group_ + h) * kTileSlots;
-        if (softcap_ > 0) k.unary[static_cast<int>(Unary::kSoftcap)](s, s, kTileSlots, softcap_);
-        if (all) continue;
+      for (int64_t h = 0; h < group_ && !all; ++h)
         for (int64_t j = 0; j < kTileSlots; ++j)
-          if (!seen[j]) s[j] = Workspace::kNothing;
-      }
+          if (!seen[j]) scores[h * kTileSlots + j] = Workspace::kNothing;
     }
   }
 
@@ -477,7 +495,7 @@ std::unique_ptr<CpuOp> make_attend(const OpSite& site) { return std::make_unique
 void add_attend_kernels(KernelList& list) {
   for (const char* op : {"attend", "attend_chunk"})
     list.add({.name = fmt::format("cpu.{}", op),
-              .pattern = fmt::format("{}(f32, *, *, i32, i32, i32, i32, i32, *, *)", op),
+              .pattern = fmt::format("{}(f32, *, *, i32, i32, i32, i32, i32, *, *, *)", op),
               .weight_layout = "",
               .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, "
                                "segments of 256 merged in order",

@@ -33,8 +33,10 @@ class AttendBase : public CpuOp {
     group_ = heads_ / kv_heads_;
     tile_rows_ = std::max<int64_t>(1, kColumns / group_);
     columns_ = (tile_rows_ * group_ + kTile - 1) / kTile * kTile;
-    if (site.attrs.get_int("sinks", 0) != 0) sinks_ = static_cast<int>(site.in.size()) - 1;
-    has_mask_ = static_cast<int>(site.in.size()) - (sinks_ > 0 ? 1 : 0) > kMask;
+    int operands = static_cast<int>(site.in.size());
+    if (site.attrs.get_int("slopes", 0) != 0) slopes_ = --operands;
+    if (site.attrs.get_int("sinks", 0) != 0) sinks_ = --operands;
+    has_mask_ = operands > kMask;
   }
 
  protected:
@@ -78,7 +80,7 @@ class AttendBase : public CpuOp {
   float scale_, softcap_;
   int64_t window_, chunk_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
   bool has_mask_;
-  int sinks_ = 0;  // the operand; 0: none
+  int sinks_ = 0, slopes_ = 0;  // the operands; 0: none
 };
 
 }  // namespace tokamak::cpu

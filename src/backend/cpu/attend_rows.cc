@@ -1,6 +1,6 @@
 // attend_rows and mean_rows: what encoders do inside a sequence. A work item is one sequence and
-// one kv head: its keys and values are packed into panels once and read by all rows, four columns
-// (a row and a query head that shares the kv head) at a time.
+// one kv head: its keys and values are packed into panels once and read by all rows, a block of
+// columns (a row and a query head that shares the kv head) at a time.
 //
 // The order of a row's arithmetic depends on its place in the sequence alone: the result is the
 // same whatever else is in the step and whichever thread does it.
@@ -29,7 +29,8 @@ class AttendRows final : public CpuOp {
 
   int64_t scratch_bytes() const override {
     int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
-    return 4 * (rows * (d_ + wide + 2 * kTile) + kTile * (d_ + wide)) + 6 * 64;
+    return 4 * (rows * (d_ + wide + 2 * kColumns) + kColumns * (d_ + wide + kKeyPanels * kPanel)) +
+           7 * 64;
   }
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -43,7 +44,8 @@ class AttendRows final : public CpuOp {
         if (owner != c.thread || starts[b] == starts[b + 1]) continue;
         Item it{in, out, &c.kernels, head, starts[b], starts[b + 1] - starts[b]};
         pack(it, w);
-        for (int64_t column = 0; column < it.rows * group_; column += kTile) tile(it, w, column);
+        for (int64_t column = 0; column < it.rows * group_; column += kColumns)
+          block(it, w, column);
       }
   }
 
@@ -75,13 +77,19 @@ class AttendRows final : public CpuOp {
     const KernelTable* kernels;
     int64_t head, first, rows;  // kv head, rows of the step
   };
+  static constexpr int64_t kColumns = 24, kKeyPanels = 6;  // of a block, scored at once
   struct Work {
     float* keys;    // [rows / 16][d][16]
     float* values;  // [dv / 16][rows][16]
-    float* query;   // [d][4], scaled
-    float* scores;  // [4][rows]
-    float* powers;  // [rows][4]
-    float* sums;    // [dv / 16][4][16]
+    float* query;   // [columns / 4][d][4], scaled
+    float* scores;  // [columns][rows]
+    float* powers;  // [columns / 4][rows][4]
+    float* dots;    // [panels][columns][16]
+    float* sums;    // [dv / 16][columns][16]
+  };
+  // The columns of a block; the rows that any of them sees are [from, to) of the sequence.
+  struct Block {
+    int64_t column, columns, padded, from, to;
   };
 
   Work workspace(uint8_t* scratch) const {
@@ -91,8 +99,9 @@ class AttendRows final : public CpuOp {
       return p;
     };
     int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
-    return {take(rows * d_),    take(rows * wide),  take(kTile * d_),
-            take(rows * kTile), take(rows * kTile), take(kTile * wide)};
+    return {take(rows * d_),       take(rows * wide),     take(kColumns * d_),
+            take(rows * kColumns), take(rows * kColumns), take(kColumns * kKeyPanels * kPanel),
+            take(kColumns * wide)};
   }
 
   // Keys after the last one are zeros; their scores are hidden. Values have no such rows.
@@ -114,49 +123,51 @@ class AttendRows final : public CpuOp {
       }
   }
 
-  // Four columns: the rows that any of them sees are [from, to) of the sequence.
-  void tile(const Item& it, const Work& w, int64_t column) const {
-    int64_t columns = std::min<int64_t>(kTile, it.rows * group_ - column);
-    int64_t first = column / group_, last = (column + columns - 1) / group_;
-    int64_t from = 0, to = it.rows;
+  void block(const Item& it, const Work& w, int64_t column) const {
+    Block b{column, std::min(kColumns, it.rows * group_ - column), 0, 0, it.rows};
+    b.padded = (b.columns + kTile - 1) / kTile * kTile;
+    int64_t first = column / group_, last = (column + b.columns - 1) / group_;
     if (window_ > 0) {
-      from = std::max<int64_t>(0, first - window_) / kPanel * kPanel;
-      to = std::min(it.rows, last + window_ + 1);
+      b.from = std::max<int64_t>(0, first - window_) / kPanel * kPanel;
+      b.to = std::min(it.rows, last + window_ + 1);
     }
-    load_query(it, w, column, columns);
-    score(it, w, from, to);
-    float inverse[kTile];
-    int64_t stride = to_panels(most_rows_), n = to_panels(to) - from;
-    for (int64_t c = 0; c < columns; ++c) {
+    load_query(it, w, b);
+    score(it, w, b);
+    float inverse[kColumns];
+    int64_t stride = to_panels(most_rows_), n = to_panels(b.to) - b.from;
+    for (int64_t c = 0; c < b.columns; ++c) {
       float* s = w.scores + c * stride;
-      hide(s, (column + c) / group_, from, to, n);
+      hide(s, (column + c) / group_, b.from, b.to, n);
       float max = -std::numeric_limits<float>::infinity(), sum = 0;
       it.kernels->softmax_tile(s, n, &max, &sum);
       inverse[c] = 1.0f / sum;
     }
-    for (int64_t j = 0; j < to - from; ++j)
-      for (int64_t c = 0; c < kTile; ++c)
-        w.powers[j * kTile + c] = c < columns ? w.scores[c * stride + j] : 0.0f;
-    add_values(it, w, from, to);
-    for (int64_t c = 0; c < columns; ++c) store(it, w, column + c, c, inverse[c]);
+    add_values(it, w, b);
+    for (int64_t c = 0; c < b.columns; ++c) store(it, w, b, c, inverse[c]);
   }
 
-  void load_query(const Item& it, const Work& w, int64_t column, int64_t columns) const {
-    for (int64_t c = 0; c < kTile; ++c) {
-      int64_t at = column + std::min(c, columns - 1);
+  // Columns of padding are the last one again.
+  void load_query(const Item& it, const Work& w, const Block& b) const {
+    for (int64_t c = 0; c < b.padded; ++c) {
+      int64_t at = b.column + std::min(c, b.columns - 1);
       const float* q = it.in[kQuery].f32() +
                        ((it.first + at / group_) * heads_ + it.head * group_ + at % group_) * d_;
-      for (int64_t i = 0; i < d_; ++i) w.query[i * kTile + c] = q[i] * scale_;
+      float* to = w.query + c / kTile * kTile * d_ + c % kTile;
+      for (int64_t i = 0; i < d_; ++i) to[i * kTile] = q[i] * scale_;
     }
   }
 
-  void score(const Item& it, const Work& w, int64_t from, int64_t to) const {
+  void score(const Item& it, const Work& w, const Block& b) const {
     int64_t stride = to_panels(most_rows_);
-    for (int64_t j = from; j < to; j += kPanel) {
-      float acc[kTile * kPanel] = {};
-      it.kernels->fdot4[0](w.keys + j * d_, w.query, d_, acc);
-      for (int64_t c = 0; c < kTile; ++c)
-        std::memcpy(w.scores + c * stride + j - from, acc + c * kPanel, kPanel * sizeof(float));
+    for (int64_t j = b.from; j < b.to; j += kKeyPanels * kPanel) {
+      int64_t panels = std::min(kKeyPanels, to_panels(b.to - j) / kPanel);
+      std::fill_n(w.dots, panels * b.padded * kPanel, 0.0f);
+      it.kernels->fdot_panels(w.keys + j * d_, kPanel * d_, panels, w.query, kTile * d_, b.padded,
+                              d_, w.dots);
+      for (int64_t p = 0; p < panels; ++p)
+        for (int64_t c = 0; c < b.padded; ++c)
+          std::memcpy(w.scores + c * stride + j - b.from + p * kPanel,
+                      w.dots + (p * b.padded + c) * kPanel, kPanel * sizeof(float));
     }
   }
 
@@ -172,19 +183,22 @@ class AttendRows final : public CpuOp {
     std::fill(s + end - from, s + n, kHidden);
   }
 
-  void add_values(const Item& it, const Work& w, int64_t from, int64_t to) const {
-    for (int64_t p = 0; p < to_panels(dv_); p += kPanel) {
-      float* sums = w.sums + p * kTile;
-      std::fill(sums, sums + kTile * kPanel, 0.0f);
-      it.kernels->fdot4[0](w.values + p * it.rows + from * kPanel, w.powers, to - from, sums);
-    }
+  // Columns of padding hold scores; their sums are not read.
+  void add_values(const Item& it, const Work& w, const Block& b) const {
+    int64_t stride = to_panels(most_rows_), keys = b.to - b.from, wide = to_panels(dv_);
+    for (int64_t c = 0; c < b.padded; c += kTile)
+      it.kernels->pack_x4_floats(w.scores + c * stride, stride, keys, w.powers + c * keys);
+    std::fill_n(w.sums, b.padded * wide, 0.0f);
+    it.kernels->fdot_panels(w.values + b.from * kPanel, it.rows * kPanel, wide / kPanel, w.powers,
+                            kTile * keys, b.padded, keys, w.sums);
   }
 
-  void store(const Item& it, const Work& w, int64_t column, int64_t c, float inverse) const {
+  void store(const Item& it, const Work& w, const Block& b, int64_t c, float inverse) const {
+    int64_t at = b.column + c;
     float* to = it.out[0].f32() +
-                ((it.first + column / group_) * heads_ + it.head * group_ + column % group_) * dv_;
+                ((it.first + at / group_) * heads_ + it.head * group_ + at % group_) * dv_;
     for (int64_t i = 0; i < dv_; ++i)
-      to[i] = w.sums[i / kPanel * kPanel * kTile + c * kPanel + i % kPanel] * inverse;
+      to[i] = w.sums[(i / kPanel * b.padded + c) * kPanel + i % kPanel] * inverse;
   }
 
   float scale_;

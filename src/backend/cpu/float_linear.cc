@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cpu/linear_kernel.h"
 #include "base/error.h"
@@ -7,34 +8,38 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
-
-// Activations f32, or bf16 that are brought to f32; other weights. Float weights are read as they
-// are for few rows; quantised ones, and any for many rows, are decoded to f32 a part of a panel at
-// a time.
+// Float weights are read as they are for few rows; quantised ones, and any for many rows, are
+// decoded to f32 a part of a few panels at a time.
 class FloatLinear final : public LinearKernel {
  public:
-  explicit FloatLinear(const Weight* w, bool bf16 = false) : LinearKernel(w), bf16_(bf16) {
+  FloatLinear(const KernelTable& kernels, const Weight* w, bool bf16)
+      : LinearKernel(w), bf16_(bf16), panels_(kernels.float_panels) {
     direct_ = w_->matrix == Weight::Matrix::kFPanel;
     int64_t step = dtype_info(w_->dtype).block_elements;
-    part_ = std::max(step, kPanelPart / step * step);
-    limit_chunk(kChunkBytes, kMaxTiles, 1);
+    // A part of the panels stays in the L1 cache; the rows may come from the L3 cache.
+    part_ = std::max(step, (panels_ > 1 ? 128 : 256) / step * step);
+    if (panels_ > 1) limit_chunk(kChunkBytes, kChunkTiles, 1);
   }
   int64_t row_bytes() const override { return w_->k * (bf16_ ? 2 : 4); }
   int64_t single_bytes() const override { return bf16_ ? w_->k * 4 : 0; }
   int64_t tile_bytes() const override { return w_->k * kTile * 4; }
   int64_t scratch_bytes() const override {
-    return (part_ * kPanel + kGroup * kMaxTiles * kTile * kPanel) * 4;
+    return panels_ * (part_ + chunk_tiles() * kTile) * kPanel * 4;
   }
-  int64_t panels_at_once() const override { return kGroup; }
+  int64_t panels_at_once() const override { return panels_; }
+
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     k.widen[static_cast<int>(FType::kBF16)](x, reinterpret_cast<float*>(to), w_->k);
   }
   // [k][4].
-  void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to,
+  void pack_tile(const KernelTable& kernels, const void* x, int64_t n, uint8_t* to,
                  int64_t tile) const override {
+    uint8_t* at = to + tile * tile_bytes();
+    if (!bf16_ && n == kTile)
+      return kernels.pack_x4_floats(static_cast<const float*>(x), w_->k, w_->k,
+                                    reinterpret_cast<float*>(at));
     auto pack = [&]<class T>(const T* from) {  // the bits of a bf16 number are a float's upper half
-      auto* out = reinterpret_cast<uint32_t*>(to + tile * tile_bytes());
+      auto* out = reinterpret_cast<uint32_t*>(at);
       for (int64_t k = 0; k < w_->k; ++k)
         for (int64_t r = 0; r < kTile; ++r, ++out)
           *out = r < n ? static_cast<uint32_t>(from[r * w_->k + k]) << (32 - 8 * sizeof(T)) : 0;
@@ -78,46 +83,68 @@ class FloatLinear final : public LinearKernel {
 
   void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
              int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
-    TK_CHECK(rows <= kMaxTiles * kTile);
+    TK_CHECK(rows <= chunk_tiles() * kTile);
     const auto* x = reinterpret_cast<const float*>(packed);
     auto* decoded = reinterpret_cast<float*>(scratch);
-    float* sums = decoded + part_ * kPanel;
-    bool as_stored = direct_ && (w_->ftype == FType::kF32 || rows <= 2 * kTile);
-    auto dot = kernels.fdot_rows[as_stored ? static_cast<int>(w_->ftype) : 0];
-    int64_t element = w_->panel_bytes / (w_->k * kPanel);  // bytes, of float weights
-    // A part of k of all rows stays in the cache while a few panels go by. Few rows stay there as
-    // they are: their panels are read in one go.
-    int64_t group = rows > 2 * kTile ? kGroup : 1;
-    for (int64_t first = begin; first < end; first += group) {
-      int64_t last = std::min(end, first + group);
-      std::fill_n(sums, (last - first) * rows * kPanel, 0.0f);
-      for (int64_t k = 0; k < w_->k; k += part_)
-        for (int64_t p = first; p < last; ++p) {
-          int64_t n = std::min(part_, w_->k - k);
-          const void* part = w_->panel(p) + k * kPanel * element;
-          if (!as_stored) {
-            w_->decode_panel(kernels, p, k, n, decoded);
-            part = decoded;
+    float* sums = decoded + panels_ * part_ * kPanel;  // [rows / kRows][panels][kRows][kPanel]
+    bool floats = direct_ && w_->ftype == FType::kF32;
+    bool narrow = direct_ && !floats && rows <= 2 * kTile;  // f16 or bf16, read as they are
+    for (int64_t first = begin; first < end; first += panels_) {
+      int64_t count = std::min(panels_, end - first);
+      std::memset(sums, 0, static_cast<size_t>(count * rows * kPanel) * sizeof(float));
+      for (int64_t k = 0; k < w_->k; k += part_) {
+        int64_t n = std::min(part_, w_->k - k);
+        for (int64_t i = 0; i < count && !floats && !narrow; ++i)
+          w_->decode_panel(kernels, first + i, k, n, decoded + i * n * kPanel);
+        for (int64_t r = 0; r < rows; r += kRows) {
+          int64_t some = std::min(kRows, rows - r);
+          const float* tiles = x + r * w_->k + k * kTile;
+          float* to = sums + r * count * kPanel;
+          if (narrow) {
+            for (int64_t i = 0; i < count; ++i)
+              kernels.fdot_rows[static_cast<int>(w_->ftype)](w_->panel(first + i) + k * kPanel * 2,
+                                                             tiles, kTile * w_->k, some, n,
+                                                             to + i * some * kPanel);
+          } else if (floats) {
+            if (panels_ > 1) fetch(first, end, k, n, r, rows);
+            const auto* part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
+            kernels.fdot_panels(part, w_->panel_bytes / 4, count, tiles, kTile * w_->k, some, n,
+                                to);
+          } else {
+            kernels.fdot_panels(decoded, n * kPanel, count, tiles, kTile * w_->k, some, n, to);
           }
-          dot(part, x + k * kTile, kTile * w_->k, rows, n, sums + (p - first) * rows * kPanel);
         }
-      for (int64_t r = 0; r < rows; ++r)  // rows are far apart: whole stretches
-        for (int64_t p = first; p < last; ++p)
-          store(sink, begin, p, r, 1, sums + ((p - first) * rows + r) * kPanel);
+      }
+      for (int64_t r = 0; r < rows; r += kRows)
+        for (int64_t i = 0, some = std::min(kRows, rows - r); i < count; ++i)
+          store(sink, begin, first + i, r, some, sums + (r * count + i * some) * kPanel);
     }
   }
 
  private:
-  static constexpr int64_t kGroup = 8;             // panels
-  static constexpr int64_t kChunkBytes = 4 << 20;  // of activations
+  static constexpr int64_t kRows = 32, kChunkTiles = 64, kChunkBytes = 1 << 21;
+
+  // What follows the part at k of the panels comes from memory while the part is multiplied: a
+  // share of it before each kRows rows.
+  void fetch(int64_t first, int64_t end, int64_t k, int64_t n, int64_t row, int64_t rows) const {
+    bool last = k + n >= w_->k;
+    int64_t from = last ? 0 : (k + n) * kPanel * 4, p = last ? first + panels_ : first;
+    int64_t bytes = std::min(part_, w_->k - (last ? 0 : k + n)) * kPanel * 4;
+    int64_t begin = bytes * row / rows / 64 * 64, stop = bytes * std::min(row + kRows, rows) / rows;
+    for (int64_t i = p; i < std::min(p + panels_, end); ++i)
+      for (int64_t at = begin; at < stop; at += 64)
+        __builtin_prefetch(w_->panel(i) + from + at, 0, 2);
+  }
+
   bool direct_, bf16_;
-  int64_t part_;
+  int64_t panels_, part_;
 };
 
 }  // namespace
 
-std::unique_ptr<LinearKernel> make_float_linear(const Weight* weight, DType activations) {
-  return std::make_unique<FloatLinear>(weight, activations == DType::kBF16);
+std::unique_ptr<LinearKernel> make_float_linear(const KernelTable& kernels, const Weight* weight,
+                                                DType activations) {
+  return std::make_unique<FloatLinear>(kernels, weight, activations == DType::kBF16);
 }
 
 }  // namespace tokamak::cpu

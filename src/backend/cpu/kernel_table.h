@@ -163,6 +163,13 @@ struct KernelTable {
   // fdot4 of two panels: twice the independent sums. nullptr: the level has too few registers.
   void (*fdot4x2[kFTypes])(const void* panel, const void* other, const float* x, int64_t k,
                            float* acc, float* other_acc);
+  // The same for `count` panels of f32 that are `panel_stride` floats apart:
+  // sums[panel][row][kPanel]. float_panels of them are multiplied at once.
+  int64_t float_panels;
+  void (*fdot_panels)(const float* panels, int64_t panel_stride, int64_t count, const float* x,
+                      int64_t stride, int64_t rows, int64_t k, float* sums);
+  // kTile rows that are `stride` floats apart become a tile [k][kTile].
+  void (*pack_x4_floats)(const float* x, int64_t stride, int64_t k, float* to);
   // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the
   // latency.
   void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,

@@ -5,6 +5,8 @@
 
 #include "backend/cpu/vec_kernels.inc"
 
+#include "backend/cpu/fpanels_avx512.inc"
+
 #include "backend/cpu/qpanel_avx512.inc"
 
 #include "backend/cpu/qdot_avx512.inc"
@@ -72,6 +74,8 @@ const KernelTable* avx512_table() {
     fill_vector_kernels<false>(t);
     t.wide_blocks = 8, t.wide_group = 2 * kWidePanels;  // stay in the first cache
     t.chunk_tiles = 64;
+    t.float_panels = kMostPanels;
+    t.fdot_panels = fdot_many_panels;
     t.few_rows = kMostFewRows;
     t.pack_x4 = pack_tile;
     fill_q<0>(t);

@@ -379,6 +379,41 @@ TEST(VectorKernels, FloatPanelsSameBitsForAnyNumberOfRows) {
     }
 }
 
+TEST(VectorKernels, SeveralFloatPanelsSameBitsAsOne) {
+  Rng rng(41);
+  constexpr int64_t k = 21, most = 27, tiles = (most + kTile - 1) / kTile, panels = 8;
+  std::vector<float> w = random_floats(rng, panels * (k + 1) * kPanel),
+                     x = random_floats(rng, tiles * k * kTile);
+  for (const KernelTable* t : available_tables())
+    for (int64_t count = 1; count <= panels; ++count)
+      for (int64_t rows = 1; rows <= most; ++rows) {
+        std::vector<float> sums(static_cast<size_t>(count * rows * kPanel), 0.5f), one = sums;
+        t->fdot_panels(w.data(), (k + 1) * kPanel, count, x.data(), kTile * k, rows, k,
+                       sums.data());
+        for (int64_t p = 0; p < count; ++p)
+          t->fdot_rows[0](w.data() + p * (k + 1) * kPanel, x.data(), kTile * k, rows, k,
+                          one.data() + p * rows * kPanel);
+        ASSERT_EQ(0, std::memcmp(sums.data(), one.data(), sums.size() * 4))
+            << t->name << ", " << count << " panels, " << rows << " rows";
+      }
+}
+
+TEST(VectorKernels, FourRowsBecomeATile) {
+  Rng rng(42);
+  constexpr int64_t stride = 55;
+  std::vector<float> x = random_floats(rng, kTile * stride);
+  for (const KernelTable* t : available_tables())
+    for (int64_t k : {1, 15, 16, 32, 53}) {
+      std::vector<float> tile(static_cast<size_t>(k * kTile) + 1, 7.0f);
+      t->pack_x4_floats(x.data(), stride, k, tile.data());
+      for (int64_t i = 0; i < k * kTile; ++i)
+        ASSERT_EQ(tile[static_cast<size_t>(i)],
+                  x[static_cast<size_t>(i % kTile * stride + i / kTile)])
+            << t->name;
+      EXPECT_EQ(tile.back(), 7.0f);
+    }
+}
+
 TEST(VectorKernels, QuantizeEqualsTheFormatsEncoder) {
   Rng rng(5);
   constexpr int64_t k = 256;

@@ -367,7 +367,9 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
   int64_t n0 = panel * kPanel, lanes = std::min<int64_t>(kPanel, w_->n - n0);
   for (int64_t r = 0; r < count; ++r, sums += kPanel) {
     float* to = sink.to + (row + r) * sink.stride + (panel - begin) * kPanel;
-    if (sink.bias) {
+    if (sink.bias && lanes == kPanel) {
+      for (int64_t i = 0; i < kPanel; ++i) to[i] = sums[i] + sink.bias[n0 + i];
+    } else if (sink.bias) {
       for (int64_t i = 0; i < lanes; ++i) to[i] = sums[i] + sink.bias[n0 + i];
     } else if (lanes == kPanel) {
       std::memcpy(to, sums, kPanel * sizeof(float));
@@ -390,9 +392,9 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
   if (activations == DType::kBF16 && weight->matrix == Weight::Matrix::kFPanel) {
     if (site.kernels.rounded[static_cast<int>(weight->ftype)].row)
       return std::make_unique<RoundedLinear>(site.kernels, weight);
-    return make_float_linear(weight, DType::kBF16);
+    return make_float_linear(site.kernels, weight, activations);
   }
-  if (activations == DType::kF32) return make_float_linear(weight, DType::kF32);
+  if (activations == DType::kF32) return make_float_linear(site.kernels, weight, activations);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<QuantLinear>(site.kernels, weight);
   fail(ErrorCode::kUnsupported, "{}: {} has no form for {} activations", site.label,
@@ -401,7 +403,7 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
 
 std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight) {
   need_matrix(site, weight);
-  return make_float_linear(weight, DType::kF32);
+  return make_float_linear(site.kernels, weight, DType::kF32);
 }
 
 }  // namespace tokamak::cpu

@@ -73,8 +73,10 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
                                                  DType activations);
 // Activations bf16, on levels with a tile_unit.
 std::unique_ptr<LinearKernel> make_tile_linear(const KernelTable& kernels, const Weight* weight);
-// Activations f32 or bf16, sums of f32.
-std::unique_ptr<LinearKernel> make_float_linear(const Weight* weight, DType activations);
+// Activations f32, or bf16 that are brought to f32; weights of any type but those in quantised
+// panels.
+std::unique_ptr<LinearKernel> make_float_linear(const KernelTable& kernels, const Weight* weight,
+                                                DType activations);
 // Reads rows as they are (single_bytes is 0), whatever the type of the weight, which has no integer
 // dot products.
 std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight);

@@ -120,6 +120,18 @@ TK_INLINE float max_lanes(V a) {
   return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
+TK_INLINE void vstore_x4(float* to, V a, V b, V c, V d) {
+  TK_EACH {
+    __m256 low = _mm256_unpacklo_ps(a.r[i], c.r[i]), high = _mm256_unpackhi_ps(a.r[i], c.r[i]);
+    __m256 low2 = _mm256_unpacklo_ps(b.r[i], d.r[i]), high2 = _mm256_unpackhi_ps(b.r[i], d.r[i]);
+    __m256 rows[4] = {_mm256_unpacklo_ps(low, low2), _mm256_unpackhi_ps(low, low2),
+                      _mm256_unpacklo_ps(high, high2), _mm256_unpackhi_ps(high, high2)};
+    for (int j = 0; j < 4; ++j) {
+      _mm_storeu_ps(to + 32 * i + 4 * j, _mm256_castps256_ps128(rows[j]));
+      _mm_storeu_ps(to + 32 * i + 16 + 4 * j, _mm256_extractf128_ps(rows[j], 1));
+    }
+  }
+}
 TK_INLINE void vprefetch(const void*) {}  // the core does it itself
 constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 struct X4 {

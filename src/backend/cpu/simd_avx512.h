@@ -73,6 +73,19 @@ TK_INLINE float max_lanes(V a) {
   return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
+TK_INLINE void vstore_x4(float* to, V a, V b, V c, V d) {
+  __m512 low = _mm512_unpacklo_ps(a.r, c.r), high = _mm512_unpackhi_ps(a.r, c.r);
+  __m512 low2 = _mm512_unpacklo_ps(b.r, d.r), high2 = _mm512_unpackhi_ps(b.r, d.r);
+  __m512 rows[4] = {_mm512_unpacklo_ps(low, low2), _mm512_unpackhi_ps(low, low2),
+                    _mm512_unpacklo_ps(high, high2), _mm512_unpackhi_ps(high, high2)};
+  for (int j = 0; j < 4; ++j) {
+    _mm_storeu_ps(to + 4 * j, _mm512_castps512_ps128(rows[j]));
+    _mm_storeu_ps(to + 16 + 4 * j, _mm512_extractf32x4_ps(rows[j], 1));
+    _mm_storeu_ps(to + 32 + 4 * j, _mm512_extractf32x4_ps(rows[j], 2));
+    _mm_storeu_ps(to + 48 + 4 * j, _mm512_extractf32x4_ps(rows[j], 3));
+  }
+}
+
 // A single row waits for memory: it prefetches this many bytes ahead, in its panel or the next
 // one.
 constexpr int kAhead = 2048;

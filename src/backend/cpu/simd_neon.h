@@ -115,6 +115,9 @@ TK_INLINE float max_lanes(V a) {
   return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.r[0], a.r[2]), vmaxq_f32(a.r[1], a.r[3])));
 }
 
+TK_INLINE void vstore_x4(float* to, V a, V b, V c, V d) {
+  TK_EACH vst4q_f32(to + 16 * i, (float32x4x4_t{{a.r[i], b.r[i], c.r[i], d.r[i]}}));
+}
 TK_INLINE void vprefetch(const void*) {}  // the core does it itself
 constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 using X4 = float32x4_t;

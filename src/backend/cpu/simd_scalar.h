@@ -141,6 +141,11 @@ TK_INLINE float max_lanes(V a) {
   return a.v[0];
 }
 
+// Four rows as columns: to[4 j + i] is lane j of row i.
+TK_INLINE void vstore_x4(float* to, V a, V b, V c, V d) {
+  for (int i = 0; i < 16; ++i, to += 4)
+    to[0] = a.v[i], to[1] = b.v[i], to[2] = c.v[i], to[3] = d.v[i];
+}
 // Four multipliers of one k, and acc += w * x[c].
 TK_INLINE void vprefetch(const void*) {}  // the core does it itself
 constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers

@@ -166,7 +166,8 @@ class DecoderFinder {
     return before;
   }
   void check_attend(const KernelCall& attend) {
-    if (attend.attrs.get_int("sinks", 0) != 0) refuse("sinks ({})", attend.label);
+    for (const char* operand : {"sinks", "slopes"})
+      if (attend.attrs.get_int(operand, 0) != 0) refuse("{} ({})", operand, attend.label);
     if (attend.in.size() > 8 && attend.in[8].kind != CallArg::Kind::kInput)
       refuse("a mask that is computed ({})", attend.label);
     if (attend.attrs.get_int("window", 0) != 0) refuse("a window ({})", attend.label);

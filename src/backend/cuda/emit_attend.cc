@@ -56,15 +56,21 @@ AttendArgs attend_args(const CallSite& site) {
   const Tensor &q = site.in[kQuery], &y = site.out[0];
   const KvPool::State& state = site.kv.state(site.in[kState].index);
   const Value& attrs = site.call.attrs;
-  const bool sinks = attrs.get_int("sinks", 0) != 0;
-  AttendArgs args = step_args(site, sinks ? 1 : 0);
+  const bool sinks = attrs.get_int("sinks", 0) != 0, slopes = attrs.get_int("slopes", 0) != 0;
+  const size_t rest = (sinks ? 1 : 0) + (slopes ? 1 : 0);
+  AttendArgs args = step_args(site, rest);
   args.q = q.as();
   args.y = y.as();
   args.tq = q.dtype;
   args.ty = y.dtype;
   if (sinks) {
-    args.sinks = site.in.back().as();
-    args.ts = site.in.back().dtype;
+    const Tensor& t = site.in[site.in.size() - rest];
+    args.sinks = t.as();
+    args.ts = t.dtype;
+  }
+  if (slopes) {
+    args.slopes = site.in.back().as();
+    args.tl = site.in.back().dtype;
   }
   args.rows = static_cast<int32_t>(q.dims[0]);
   args.heads = static_cast<int32_t>(q.dims[1]);
@@ -89,9 +95,10 @@ bool takes_flash(const AttendArgs& a, const CallSite& site) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs& key = a.key[0];
   return (site.step.causal || a.mask) && a.rows > a.sequences && a.keys == 1 && a.window == 0 &&
-         a.cap == 0 && !a.sinks && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
-         (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
-         key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0 && a.view.block_size > 1;
+         a.cap == 0 && !a.sinks && !a.slopes && narrow(a.tq) && narrow(key.type) &&
+         key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
+         a.value.width == a.d && key.heads == a.value.heads &&
+         kFlashKeys % a.view.block_size == 0 && a.view.block_size > 1;
 }
 // decode_attention.cu: one row of each sequence.
 bool takes_decode(const AttendArgs& a, const CallSite& site) {
@@ -99,7 +106,7 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
   const PlaneArgs& key = a.key[0];
   return site.libraries.hopper_blocks > 0 && site.step.causal && a.rows == a.sequences &&
          a.rows <= kAttentionMaxBatch && int64_t{a.rows} * key.heads <= kCounters && a.keys == 1 &&
-         !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && a.tq == DType::kBF16 &&
+         !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && !a.slopes && a.tq == DType::kBF16 &&
          a.ty == DType::kBF16 && narrow(key.type) && key.type == a.value.type &&
          (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
          key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
@@ -195,9 +202,9 @@ void emit_flash(AttendArgs args, const CallSite& site, LaunchList& list) {
 bool takes_latent(const AttendArgs& a) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs &c = a.key[0], &rotated = a.key[1];
-  return a.keys == 2 && a.window == 0 && a.cap == 0 && !a.sinks && narrow(a.tq) && narrow(c.type) &&
-         rotated.type == c.type && c.heads == 1 && rotated.heads == 1 && c.width == kLatentC &&
-         rotated.width == kLatentE && a.value.base == c.base;
+  return a.keys == 2 && a.window == 0 && a.cap == 0 && !a.sinks && !a.slopes && narrow(a.tq) &&
+         narrow(c.type) && rotated.type == c.type && c.heads == 1 && rotated.heads == 1 &&
+         c.width == kLatentC && rotated.width == kLatentE && a.value.base == c.base;
 }
 void emit_latent_heads(AttendArgs a, const CallSite& site, LaunchList& list) {
   const int64_t groups = (a.heads + kLatentHeads - 1) / kLatentHeads;

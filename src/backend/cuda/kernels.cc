@@ -77,7 +77,7 @@ class KernelList {
         "rounded to the plane's type, nearest even", emit_append);
     const char* attention =
         "f32, online softmax over tiles of 32 keys, segments of 128 merged in order";
-    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, *, *)", kFloats),
+    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, *, *, *)", kFloats),
         attention, emit_attend, attend_cost);
     for (const char* mask : {"", "i32, "})
       add(*mask ? "attend_latent.mask" : "attend_latent",

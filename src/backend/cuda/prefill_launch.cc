@@ -24,8 +24,8 @@ bool takes_prefill(const AttendArgs& a) {
   };
   const PlaneArgs& key = a.key[0];
   const int block = a.view.block_size;
-  return a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && narrow(a.tq) &&
-         (a.d == 64 || a.d == 128) && a.dv == a.d && dense(key) && dense(a.value) &&
+  return a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && !a.slopes &&
+         narrow(a.tq) && (a.d == 64 || a.d == 128) && a.dv == a.d && dense(key) && dense(a.value) &&
          key.type == a.value.type && key.heads == a.value.heads && a.heads % key.heads == 0 &&
          block >= kLeastBlock && block <= kMostBlock &&
          std::has_single_bit(static_cast<unsigned>(block));

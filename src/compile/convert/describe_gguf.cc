@@ -1,5 +1,6 @@
 // GGUF metadata of a configuration. gguf_config.cc reads what this writes.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -238,6 +239,9 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     keys.number("logit_scale", c.logit_scale);
   }
+  if (c.architecture == "mpt")
+    keys.number("attention.max_alibi_bias",
+                -std::log2(c.alibi[0]) * std::bit_floor(static_cast<uint64_t>(c.heads)));
   if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
   if (c.architecture == "gemma2" || c.architecture.starts_with("gemma3") ||
       (c.architecture == "gemma4" && c.final_softcap > 0))
@@ -393,7 +397,8 @@ bool same_norms(const ModelConfig& a, const ModelConfig& b) {
   return a.norm == b.norm && a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
          a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
          a.post_norms == b.post_norms && a.head_qk_norm == b.head_qk_norm &&
-         a.late_qk_norm == b.late_qk_norm && a.unit_norms == b.unit_norms;
+         a.late_qk_norm == b.late_qk_norm && a.unit_norms == b.unit_norms &&
+         a.embedding_norm == b.embedding_norm;
 }
 
 }  // namespace
@@ -430,6 +435,8 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
        near(a.attention_softcap, b.attention_softcap) && near(a.final_softcap, b.final_softcap)},
       {"the sliding window", a.sliding_window == b.sliding_window &&
                                  same_flags(a.layer_slides, b.layer_slides, a.layers, false)},
+      {"the slopes of ALiBi",
+       std::equal(a.alibi.begin(), a.alibi.end(), b.alibi.begin(), b.alibi.end(), near)},
       {"layers without positions", same_flags(a.layer_rotates, b.layer_rotates, a.layers, true)},
       {"the experts", same_experts(a.experts, b.experts)},
       {"latent attention", a.latent == b.latent},

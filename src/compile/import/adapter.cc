@@ -32,6 +32,15 @@ struct ModulePart {
   std::vector<RecipeStep> steps;  // from the rows of the module to those of the weight
 };
 
+// A factor that leaves numbers of float32.
+double possible_scale(const std::string& where, double scale) {
+  constexpr double kMost = 1e6;
+  if (!(std::fabs(scale) <= kMost))
+    fail(ErrorCode::kCorrupt, "{}: alpha multiplies the adapter by {}, expected at most {}", where,
+         scale, kMost);
+  return scale;
+}
+
 std::vector<float> adapter_values(const std::string& where, const TensorView& t) {
   if (t.dtype != DType::kF32 && t.dtype != DType::kF16 && t.dtype != DType::kBF16)
     fail(ErrorCode::kUnsupported, "{} has type {}; adapters are f32, f16 or bf16", where,
@@ -232,7 +241,7 @@ double peft_scale(const PeftConfig& c, std::string_view module, int64_t rank) {
     fail(ErrorCode::kCorrupt, "{}: alpha_pattern has a {} instead of a number", c.where,
          entry->type_name());
   double alpha = entry ? entry->as_double() : c.alpha, size = static_cast<double>(rank);
-  return alpha / (c.rslora ? std::sqrt(size) : size);
+  return possible_scale(c.where, alpha / (c.rslora ? std::sqrt(size) : size));
 }
 
 // Weights of the model that are no LoRA matrices, by the name of their tensor without what precedes
@@ -366,7 +375,7 @@ ImportedAdapter import_gguf_adapter(const fs::path& path, const ModelConfig& mod
   for (auto& [tensor, m] : modules) {
     std::string at = fmt::format("{}: tensor {}", where, tensor);
     check_shapes(at, m);
-    if (alpha != 0) m.scale = alpha / static_cast<double>(m.a->dims[0]);
+    if (alpha != 0) m.scale = possible_scale(where, alpha / static_cast<double>(m.a->dims[0]));
     size_t before = out.targets.size();
     for (const auto& [name, weight] : model.weights)
       if (weight.dims.size() == 2 && !name.starts_with("token_embd") &&

@@ -228,6 +228,7 @@ class SlotList {
   explicit SlotList(const ModelConfig& config) : c_(config) {}
   std::vector<WeightSlot> make() {
     matrix("token_embd", c_.vocab, c_.hidden);
+    if (c_.embedding_norm) norm("token_embd_norm", c_.hidden);
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
     if (c_.altup.width > 0) layer_embeddings();
     if (c_.altup.copies > 0) altup();

@@ -21,6 +21,7 @@ struct Family {
   Activation activation = Activation::kSilu;
   bool gated = true;
   bool rotary = true;
+  bool alibi = false;             // scores fall with the distance of a key instead
   bool gguf_interleaved = false;  // GGUF stores q and k for interleaved rotary pairs
   bool interleaved = false;       // so do all formats
   bool fused_qkv = false;         // q, k and v are one tensor
@@ -33,6 +34,7 @@ struct Family {
   bool two_norms = false;
   bool late_qk_norm = false;
   bool unit_norms = false;
+  bool embedding_norm = false;  // a norm after the embedding
   bool pre_norms = true;
   bool post_norms = false;
   bool tied = false;    // default if config.json does not say
@@ -62,6 +64,10 @@ std::string similar_names(std::string_view name);
 
 // The fields determined by the family alone.
 void apply_family(const Family& family, ModelConfig& config);
+
+// ALiBi: by how much scores of each head fall per token of distance. Heads beyond a power of two
+// have the slopes between those of twice as many heads.
+std::vector<double> alibi_slopes(int64_t heads, double max_bias);
 
 // Apertus' activation from the numbers that files have, which training keeps positive by softplus.
 XieluConfig xielu_of(double alpha_p, double alpha_n, double beta);

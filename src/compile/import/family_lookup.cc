@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
 #include <numeric>
@@ -27,7 +28,7 @@ constexpr Missing kMissing[] = {
      "linear attention of another kind"},
     {"arctic grok grok-1", "a table of tensor names for its experts"},
     {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
-    {"bloom mpt", "ALiBi positions"},
+    {"baichuan jais refact", "a table of tensor names (its positions, ALiBi, are supported)"},
     {"persimmon", "norms of q and k with biases"},
     {"mistral4 longcat_flash", "latent attention of another kind"},
     {"bitnet", "norms inside attention and MLP, and activations in int8"},
@@ -127,6 +128,16 @@ std::string supported_architectures() {
   return text;
 }
 
+std::vector<double> alibi_slopes(int64_t heads, double max_bias) {
+  auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  std::vector<double> slopes;
+  for (int64_t h = 0; h < heads; ++h) {
+    double step = h < power ? static_cast<double>(h + 1) : static_cast<double>(h - power) + 0.5;
+    slopes.push_back(std::exp2(-max_bias * step / static_cast<double>(power)));
+  }
+  return slopes;
+}
+
 XieluConfig xielu_of(double alpha_p, double alpha_n, double beta) {
   auto softplus = [](double x) { return x > 30 ? x : std::log1p(std::exp(x)); };
   return {softplus(alpha_p), beta + softplus(alpha_n), beta};
@@ -138,11 +149,12 @@ void apply_family(const Family& family, ModelConfig& config) {
   config.norm_bias = family.norm == NormKind::kLayer && family.norm_bias;
   config.activation = family.activation;
   config.gated_mlp = family.gated;
-  config.learned_positions = !family.rotary && !family.recurrent;
+  config.learned_positions = !family.rotary && !family.recurrent && !family.alibi;
   config.qk_norm = family.qk_norm;
   config.wide_qk_norm = family.wide_qk_norm;
   config.late_qk_norm = family.late_qk_norm;
   config.unit_norms = family.unit_norms;
+  config.embedding_norm = family.embedding_norm;
   config.alone = family.alone;
   config.parallel = family.parallel;
   config.two_norms = family.two_norms;

@@ -90,6 +90,15 @@ void read_rope(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   }
 }
 
+void read_alibi(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
+  double most = keys.number("attention.max_alibi_bias", 8);
+  if (!(most > 0 && most <= 1024))
+    fail(ErrorCode::kCorrupt, "{}: {} is {}, expected a positive number", file.name(),
+         keys.full("attention.max_alibi_bias"), most);
+  c.alibi = alibi_slopes(c.heads, most);
+  c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
+}
+
 void read_window(const GgufKeys& keys, ModelConfig& c) {
   int64_t usual = c.architecture == "gemma2" ? 4096 : c.architecture == "llama4" ? 8192 : 0;
   c.sliding_window = keys.integer("attention.sliding_window", usual);
@@ -413,6 +422,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (c.norm == NormKind::kLayer && !keys.has(layer)) layer = rms;  // Phi-3.5-MoE
   c.norm_eps = keys.number(c.norm == NormKind::kRms ? rms : layer, c.norm_eps);
   if (family.rotary) read_rope(file, keys, c);
+  if (family.alibi) read_alibi(file, keys, c);
   if (family.gguf_interleaved && c.rope.dims != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: {} with {} of {} dimensions rotated is not supported",
          file.name(), architecture, c.rope.dims, c.head_dim);

@@ -204,7 +204,7 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
     c.kv_heads = grouped ? f.integer({"num_kv_heads", "n_head_kv"}, c.heads)
                  : f.boolean("multi_query", true) ? 1
                                                   : c.heads;
-  } else if (c.architecture == "gptj") {
+  } else if (c.architecture == "gptj" || c.architecture == "codegen") {
     c.kv_heads = c.heads;
   } else if (c.architecture == "starcoder") {
     c.kv_heads = f.boolean("multi_query", true) ? 1 : c.heads;
@@ -242,7 +242,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
                    : f.required({c.architecture == "chatglm" ? "padded_vocab_size" : "vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
-  c.hidden = f.hidden_size({"hidden_size", "n_embd"});
+  c.hidden = f.hidden_size({"hidden_size", "n_embd", "n_embed"});
   c.layers =
       family.alone ? count_layers(f) : f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
@@ -264,7 +264,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
       if (c.ffn != 0 && size != static_cast<double>(c.ffn))
         fail(ErrorCode::kUnsupported, "{}: intermediate_size differs from layer to layer",
              f.where());
-      c.ffn = static_cast<int64_t>(size);
+      c.ffn = f.whole("intermediate_size", size);
     }
     return;
   }
@@ -279,7 +279,8 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   if (family.experts && !ffn && f.find({"moe_intermediate_size"}))  // no layer is without experts
     c.ffn = f.integer({"moe_intermediate_size"}, 0);
   else
-    c.ffn = family.conv1d || c.architecture == "gptj" || c.architecture == "starcoder"
+    c.ffn = family.conv1d || c.architecture == "gptj" || c.architecture == "codegen" ||
+                    c.architecture == "starcoder" || c.architecture == "bloom"
                 ? f.integer({"n_inner"}, 4 * c.hidden)
             : c.architecture == "falcon"
                 ? f.integer({"ffn_hidden_size"}, 4 * c.hidden)
@@ -420,7 +421,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     read_gpt2(f, c);
   else if (c.architecture == "gptneo")
     c.attention_scale = 1;
-  else if (!family.recurrent)
+  else if (!family.recurrent && !family.alibi)
     read_opt(f, c);
   read_window(f, c);
   if (c.embedding.encoder) c.sliding_window /= 2;  // on both sides

@@ -294,6 +294,15 @@ TEST(HfConfig, SectionsOfRotationsAreFewAndSmall) {
         << sections;
 }
 
+TEST(HfConfig, SizesFromNumbersArePossible) {
+  const HfModel m;
+  for (std::string key : {"block_ffn_dim_multiplier", "block_multiple_of", "block_ff_dim"})
+    for (const char* value : {"1e300", "-1", "9223372036854775807"}) {
+      Value json = config("lfm2", fmt::format(R"(,"{}":{})", key, value));
+      EXPECT_THAT(error_of([&] { config_from_hf(json, m.table); }), HasSubstr(key)) << value;
+    }
+}
+
 TEST(HfConfig, SaysWhatIsWrong) {
   HfModel m;
   m.llama();
@@ -321,7 +330,11 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("no original_max_position_embeddings"));
   EXPECT_THAT(error(config("llama", R"(,"is_causal":false)")),
               HasSubstr("bidirectional attention"));
-  EXPECT_THAT(error(config("falcon", R"(,"alibi":true)")), HasSubstr("ALiBi positions are not"));
+  EXPECT_THAT(
+      error(config("bloom", R"(,"n_head":2,"apply_residual_connection_post_layernorm":true)")),
+      HasSubstr("sums after norms"));
+  EXPECT_THAT(error(config("mpt", R"(,"d_model":16,"attn_config":{"alibi":false})")),
+              HasSubstr("MPT without ALiBi"));
   EXPECT_THAT(error(config("gpt_oss", R"(,"num_local_experts":4,"num_experts_per_tok":2)")),
               HasSubstr("no rope_scaling, which a model of type gpt_oss needs"));
   EXPECT_THAT(error(config("ministral3")), HasSubstr("no rope_scaling"));

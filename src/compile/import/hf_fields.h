@@ -76,6 +76,12 @@ class Fields {
     }
     return out;
   }
+  // A size that was computed with numbers of the file.
+  int64_t whole(std::string_view name, double value) const {
+    constexpr double kMost = 1 << 30;
+    if (!(value >= 0 && value <= kMost)) wrong(name, "a number that gives a possible size");
+    return static_cast<int64_t>(value);
+  }
   // layer_types, one of `known` for each layer; empty where the file has none.
   std::vector<std::string> layer_types(int64_t layers,
                                        std::initializer_list<std::string_view> known) const {

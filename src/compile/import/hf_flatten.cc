@@ -42,6 +42,35 @@ Value dbrx(const Value& json, std::string_view where) {
   return out;
 }
 
+// What its config.json could ask for, and transformers does not compute, is refused.
+Value mpt(const Value& json, std::string_view where) {
+  Value out = json;
+  copy_as(json, out,
+          {{"d_model", "hidden_size"},
+           {"n_heads", "num_attention_heads"},
+           {"n_layers", "num_hidden_layers"},
+           {"max_seq_len", "max_position_embeddings"}});
+  Fields f(json, where);
+  int64_t ratio = f.integer({"expansion_ratio"}, 4);
+  if (ratio < 1 || ratio > 64) f.wrong("expansion_ratio", "an integer from 1 to 64");
+  out.set("intermediate_size", ratio * f.hidden_size({"d_model"}));
+  if (f.find({"logit_scale"}))
+    fail(ErrorCode::kUnsupported, "{}: MPT with logit_scale is not supported", where);
+  const Value* attention = json.find("attn_config");
+  if (!attention || !attention->is_object()) return out;
+  copy_as(*attention, out,
+          {{"clip_qkv", "clip_qkv"},
+           {"softmax_scale", "attention_multiplier"},
+           {"alibi_bias_max", "alibi_bias_max"}});
+  Fields a(*attention, where);
+  if (!a.boolean("alibi", true) || a.boolean("qk_ln", false) || a.boolean("prefix_lm", false) ||
+      a.text({"attn_type"}, "multihead_attention") != "multihead_attention")
+    fail(ErrorCode::kUnsupported,
+         "{}: MPT without ALiBi, with norms of q and k, shared keys or a prefix is not supported",
+         where);
+  return out;
+}
+
 // Kinds of layers: a list, or a list of patterns and how often each is repeated.
 Value gpt_neo(const Value& json, std::string_view where) {
   Value out = json;
@@ -89,6 +118,7 @@ Value with_usual_names(const Value& json, std::string_view where) {
   if (!type || !type->is_string()) return json;
   if (type->as_string() == "dbrx") return dbrx(json, where);
   if (type->as_string() == "gpt_neo") return gpt_neo(json, where);
+  if (type->as_string() == "mpt") return mpt(json, where);
   // Files of Ling 2.0 may have the name of its predecessor; their class tells.
   const Value* classes = json.find("architectures");
   if (type->as_string() == "bailing_moe" && classes && classes->is_array() && classes->size() > 0 &&

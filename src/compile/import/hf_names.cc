@@ -161,6 +161,7 @@ constexpr HfName kFalconNames[] = {
     {"ffn_up", "mlp.dense_h_to_4h"},
     {"ffn_down", "mlp.dense_4h_to_h"},
     {"token_embd", "word_embeddings"},
+    {"token_embd_norm", "word_embeddings_layernorm"},  // BLOOM
     {"output_norm", "ln_f"},
 };
 constexpr HfName kGptJNames[] = {
@@ -174,6 +175,24 @@ constexpr HfName kGptJNames[] = {
     {"token_embd", "wte"},
     {"output_norm", "ln_f"},
 };
+constexpr HfName kCodeGenNames[] = {
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.qkv_proj"},
+    {"attn_k", "attn.qkv_proj"},
+    {"attn_v", "attn.qkv_proj"},
+    {"attn_output", "attn.out_proj"},
+    {"ffn_up", "mlp.fc_in"},
+    {"ffn_down", "mlp.fc_out"},
+    {"token_embd", "wte"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kMptNames[] = {
+    {"attn_norm", "norm_1"},   {"attn_q", "attn.Wqkv"},          {"attn_k", "attn.Wqkv"},
+    {"attn_v", "attn.Wqkv"},   {"attn_output", "attn.out_proj"}, {"ffn_norm", "norm_2"},
+    {"ffn_up", "ffn.up_proj"}, {"ffn_down", "ffn.down_proj"},    {"token_embd", "wte"},
+    {"output_norm", "norm_f"},
+};
+constexpr HfName kNanoChatNames[] = {{"ffn_up", "mlp.fc1"}, {"ffn_down", "mlp.fc2"}};
 constexpr HfName kGptNeoNames[] = {
     {"attn_norm", "ln_1"},
     {"attn_q", "attn.attention.q_proj"},
@@ -225,6 +244,10 @@ constexpr OwnNames kOwnNames[] = {
     {"hunyuan-moe", kHunyuanNames},
     {"falcon", kFalconNames},
     {"gptj", kGptJNames},
+    {"codegen", kCodeGenNames},
+    {"bloom", kFalconNames},
+    {"mpt", kMptNames},
+    {"nanochat", kNanoChatNames},
     {"starcoder", kGpt2Names},
     {"qwen", kQwenNames},
     {"chatglm", kChatGlmNames},

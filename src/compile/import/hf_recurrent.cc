@@ -85,12 +85,14 @@ int64_t hybrid_ffn(const Fields& f, const ModelConfig& c) {
                  : f.required({"intermediate_size"});
   }
   int64_t n = f.required({"block_ff_dim", "intermediate_size"});
+  if (n < 1 || n > 1 << 24) f.wrong("block_ff_dim", "an integer from 1 to 16777216");
   if (c.architecture == "lfm2moe" || !f.boolean("block_auto_adjust_ff_dim", true)) return n;
   n = 2 * n / 3;
   if (f.is_null("block_ffn_dim_multiplier")) return n;
   int64_t unit = f.integer({"block_multiple_of"}, 256);
-  if (unit <= 0) f.wrong("block_multiple_of", "positive");
-  n = static_cast<int64_t>(f.number({"block_ffn_dim_multiplier"}, 1) * static_cast<double>(n));
+  if (unit <= 0 || unit > 1 << 24) f.wrong("block_multiple_of", "an integer from 1 to 16777216");
+  const char* key = "block_ffn_dim_multiplier";
+  n = f.whole(key, f.number({key}, 1) * static_cast<double>(n));
   return (n + unit - 1) / unit * unit;
 }
 

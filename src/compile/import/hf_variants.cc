@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "compile/import/hf_fields.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak {
 namespace {
@@ -67,8 +68,31 @@ void read_scales(const Fields& f, ModelConfig& c) {
   } else if (c.architecture == "afmoe" && f.boolean("mup_enabled", false)) {
     c.embedding_scale = std::sqrt(static_cast<double>(c.hidden));
   }
-  if (c.architecture == "olmo" || c.architecture == "olmoe" || c.architecture == "dbrx")
+  if (c.architecture == "olmo" || c.architecture == "olmoe" || c.architecture == "dbrx" ||
+      c.architecture == "mpt")
     c.clip_qkv = f.number({"clip_qkv"}, 0);
+  if (c.architecture == "nanochat") {
+    c.unit_qk = c.rope.backwards = true;
+    const char* key = "final_logit_softcapping";
+    c.final_softcap = f.is_null(key) ? 0 : f.number({key}, 15);
+  }
+}
+
+// Falcon multiplies the slopes by the scale of scores and rounds them.
+void read_alibi(const Fields& f, const Family& family, ModelConfig& c) {
+  const bool falcon = c.architecture == "falcon" && f.boolean("alibi", false);
+  if (!family.alibi && !falcon) return;
+  double most = f.number({"alibi_bias_max"}, 8);
+  if (!(most > 0 && most <= 1024)) f.wrong("alibi_bias_max", "a positive number, at most 1024");
+  c.alibi = alibi_slopes(c.heads, most);
+  c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
+  if (c.architecture == "mpt") c.attention_scale = f.number({"attention_multiplier"}, 0);
+  if (c.architecture == "bloom" && f.boolean("apply_residual_connection_post_layernorm", false))
+    fail(ErrorCode::kUnsupported, "{}: BLOOM with sums after norms is not supported", f.where());
+  for (double& slope : c.alibi)
+    if (falcon)
+      slope = static_cast<double>(bf16_to_f32(f32_to_bf16(static_cast<float>(slope)))) /
+              std::sqrt(static_cast<double>(c.head_dim));
 }
 
 // Layers that use no positions: every n-th of SmolLM3 and Llama 4; those without a window of Cohere
@@ -104,8 +128,6 @@ void read_parallel(const Fields& f, ModelConfig& c) {
     bool grouped = f.boolean("new_decoder_architecture", false);
     c.parallel = grouped || f.boolean("parallel_attn", true);
     c.two_norms = grouped && f.integer({"num_ln_in_parallel_attn"}, 2) == 2;
-    if (f.boolean("alibi", false))
-      fail(ErrorCode::kUnsupported, "{}: ALiBi positions are not supported", f.where());
   }
   bool stablelm = c.architecture == "stablelm";
   if (!stablelm && c.architecture != "gptneox") return;
@@ -254,7 +276,7 @@ void read_llama4(const Fields& f, ModelConfig& c) {
   const Value* tuned = f.find({"attn_temperature_tuning"});  // some files have a number
   if (!tuned || (tuned->is_bool() ? tuned->as_bool() : tuned->is_int() && tuned->as_int() != 0)) {
     c.temperature_scale = f.number({"attn_scale"}, static_cast<double>(0.1F));
-    c.temperature_length = static_cast<int64_t>(f.number({"floor_scale"}, 8192));
+    c.temperature_length = f.whole("floor_scale", f.number({"floor_scale"}, 8192));
   }
   int64_t chunk = f.is_null("attention_chunk_size") ? 0 : f.integer({"attention_chunk_size"}, 8192);
   std::vector<bool> chunks = c.layer_rotates;
@@ -271,6 +293,7 @@ void read_variants(const Fields& fields, const Family& family, ModelConfig& conf
   check_fixed(fields, config);
   read_scales(fields, config);
   read_unrotated(fields, config);
+  read_alibi(fields, family, config);
   read_parallel(fields, config);
   read_experts(fields, family, config);
   read_llama4(fields, config);

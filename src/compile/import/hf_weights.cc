@@ -7,9 +7,10 @@ namespace tokamak {
 namespace {
 
 std::string_view layers_name(const Family& family) {
-  for (const char* name : {"gpt2", "gptneo", "exaone", "falcon", "gptj", "starcoder", "qwen"})
+  for (const char* name :
+       {"gpt2", "gptneo", "exaone", "falcon", "gptj", "codegen", "bloom", "starcoder", "qwen"})
     if (family.architecture == name) return "h";
-  if (family.architecture == "dbrx") return "blocks";
+  if (family.architecture == "dbrx" || family.architecture == "mpt") return "blocks";
   return "layers";
 }
 
@@ -34,12 +35,18 @@ RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
   return step;
 }
 
+// CodeGen has four parts, each with its queries, then its values, then its keys.
+RecipeStep codegen_rows(const ModelConfig& c, std::string_view stem) {
+  int64_t part = c.hidden / 4, first = stem == "attn_q" ? 0 : stem == "attn_v" ? 1 : 2;
+  return slice_rows_of_each(first * part, (first + 1) * part, 3 * part);
+}
+
 // Masks and frequencies that old checkpoints saved as tensors; they are derived from the
 // configuration. The parameters of an activation are read as a part of it.
 bool is_buffer(std::string_view name) {
   for (const char* end : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
-                          ".attention.bias", ".attention.masked_bias", ".act_fn.alpha_p",
-                          ".act_fn.alpha_n", ".act_fn.beta", ".act_fn.eps"})
+                          ".attention.bias", ".attention.masked_bias", ".attn.causal_mask",
+                          ".act_fn.alpha_p", ".act_fn.alpha_n", ".act_fn.beta", ".act_fn.eps"})
     if (name.ends_with(end)) return true;
   return false;
 }
@@ -154,9 +161,11 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
     FusedRows rows = fused_rows(config, slot.stem);
     check_fused_size(weights, where, source, rows.total, !steps.empty());
     bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox" ||
-                   family.architecture == "falcon" ||
+                   family.architecture == "falcon" || family.architecture == "bloom" ||
                    (family.architecture == "starcoder" && config.kv_heads > 1);
-    steps.push_back(grouped ? grouped_rows(config, slot.stem) : slice_rows(rows.begin, rows.end));
+    steps.push_back(family.architecture == "codegen" ? codegen_rows(config, slot.stem)
+                    : grouped                        ? grouped_rows(config, slot.stem)
+                                                     : slice_rows(rows.begin, rows.end));
   }
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,

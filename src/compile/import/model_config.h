@@ -25,6 +25,7 @@ struct RopeConfig {
   double mscale = 0.0, mscale_all_dim = 0.0;             // DeepSeek's variant of yarn; 0 = unset
   bool yarn_truncate = true;
   std::vector<double> short_factor, long_factor;  // longrope
+  bool backwards = false;                         // by negative angles (nanochat)
   std::vector<double> freq_divisors;  // explicit per-frequency divisors (rope_freqs tensor)
   bool operator==(const RopeConfig&) const = default;
 };
@@ -134,16 +135,17 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   bool qkv_bias = false, o_bias = false, mlp_bias = false, norm_bias = false;
-  bool parallel = false;      // attention and MLP read the same input (Cohere, Phi-2)
-  bool two_norms = false;     // and each has a norm of its own (GPT-NeoX), else they share one
-  bool qk_norm = false;       // norm over each head of q and k, before the rotation
-  bool wide_qk_norm = false;  // norm over all heads of q and k together
-  bool head_qk_norm = false;  // of qk_norm: each head has its own weights (Command R+)
-  bool late_qk_norm = false;  // of qk_norm: after the rotation (Hunyuan)
-  bool unit_norms = false;    // norms have no weights (OLMo 1)
-  bool unit_qk = false;       // rotated q and k are normalised, without weights (Llama 4)
-  bool pre_norms = true;      // norms before attention and MLP
-  bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
+  bool parallel = false;        // attention and MLP read the same input (Cohere, Phi-2)
+  bool two_norms = false;       // and each has a norm of its own (GPT-NeoX), else they share one
+  bool qk_norm = false;         // norm over each head of q and k, before the rotation
+  bool wide_qk_norm = false;    // norm over all heads of q and k together
+  bool head_qk_norm = false;    // of qk_norm: each head has its own weights (Command R+)
+  bool late_qk_norm = false;    // of qk_norm: after the rotation (Hunyuan)
+  bool unit_norms = false;      // norms have no weights (OLMo 1)
+  bool embedding_norm = false;  // a norm after the embedding (BLOOM, nanochat)
+  bool unit_qk = false;         // rotated q and k are normalised, without weights (Llama 4)
+  bool pre_norms = true;        // norms before attention and MLP
+  bool post_norms = false;      // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
   bool tied_embeddings = false;
   bool output_bias = false;
   bool learned_positions = false;  // GPT-2, BERT
@@ -155,6 +157,7 @@ struct ModelConfig {
   double attention_softcap = 0.0;  // 0 = none
   bool attention_gate = false;     // what attention gives is multiplied by a sigmoid of the token
   bool attention_sinks = false;    // a weight per head joins the softmax
+  std::vector<double> alibi;       // ALiBi: slope of each head; empty = none
   double final_softcap = 0.0;
   double clip_qkv = 0.0;           // limit of q, k and v; 0 = none
   std::vector<XieluConfig> xielu;  // per layer, with Activation::kXielu

@@ -287,7 +287,7 @@ Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
 Ref ModelBuilder::norm(Ref x, const std::string& prefix, double epsilon) {
   Attrs eps = Value::Object{{"eps", epsilon > 0 ? epsilon : config.norm_eps}};
   if (config.unit_norms)
-    return op("layer_norm",
+    return op(config.norm == NormKind::kRms ? "rms_norm" : "layer_norm",
               {x, constant("norm", std::vector<double>(static_cast<size_t>(config.hidden), 1.0))},
               eps, prefix);
   Ref w = weight(prefix + ".weight");
@@ -446,6 +446,10 @@ Ref ModelBuilder::attend(int64_t layer, std::vector<Ref> in) {
   if (config.attention_sinks) {
     attrs.emplace_back("sinks", 1);
     in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));
+  }
+  if (!config.alibi.empty()) {
+    attrs.emplace_back("slopes", 1);
+    in.push_back(constant("alibi", config.alibi));
   }
   return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
 }

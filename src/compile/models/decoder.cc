@@ -73,6 +73,7 @@ Ref add_part(ModelBuilder& b, Ref x, Ref part, const std::string& post_norm) {
 Ref decoder_layers(ModelBuilder& b) {
   const ModelConfig& config = b.config;
   Ref x = b.scaled(b.embed(b.ids, "token_embd"), config.embedding_scale);
+  if (config.embedding_norm) x = b.norm(x, "token_embd_norm");
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
     b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);

@@ -112,6 +112,8 @@ RopeTable rope_table(const RopeConfig& r, int64_t context) {
            r.freq_divisors.size(), table.inv_freq.size());
     for (size_t i = 0; i < table.inv_freq.size(); ++i) table.inv_freq[i] /= r.freq_divisors[i];
   }
+  if (r.backwards)
+    for (double& f : table.inv_freq) f = -f;
   return table;
 }
 

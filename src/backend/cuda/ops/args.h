@@ -233,9 +233,9 @@ struct AttendArgs {
   int32_t segments;  // of split calls: what `partial` has room for
   float scale, cap;
   PlaneArgs key[kMaxKeys], value;
-  float* partial;     // [rows, heads, segments, dv + 2]: peak, mass, sums
-  const void* sinks;  // [heads], may be null
-  DType ts;
+  float* partial;              // [rows, heads, segments, dv + 2]: peak, mass, sums
+  const void *sinks, *slopes;  // [heads], may be null
+  DType ts, tl;
   int32_t first_row;  // of the step's rows: q, y and partial begin with it
   int32_t part_keys;  // op_flash and op_latent, split calls: keys of a part; 0: not split
 };

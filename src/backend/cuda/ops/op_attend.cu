@@ -146,10 +146,14 @@ struct AttendRow {
   int row, head, sequence, first, own_rows, length, position, own_slot;
 };
 
+TK_DEVICE int key_position(const AttendArgs& a, const AttendRow& r, int key) {
+  int own = key - (r.length - r.own_rows);  // which of the step's own rows; < 0: older
+  return own < 0 ? key : a.pos[r.first + own];
+}
+
 TK_DEVICE bool is_visible(const AttendArgs& a, const AttendRow& r, int key) {
   if (key >= r.length) return false;
-  int own = key - (r.length - r.own_rows);  // which of the step's own rows; < 0: older
-  int position = own < 0 ? key : a.pos[r.first + own];
+  int own = key - (r.length - r.own_rows), position = key_position(a, r, key);
   if (a.window > 0 && r.position - position >= a.window) return false;
   return own < 0 || a.mask || a.slot[r.first + own] <= r.own_slot;
 }
@@ -225,6 +229,9 @@ TK_DEVICE void attend_tile(const AttendArgs& a, const AttendRow& r, int first, c
     }
     score *= a.scale;
     if (a.cap > 0) score = a.cap * tanhf(score / a.cap);
+    if (a.slopes)
+      score -=
+          load(a.slopes, a.tl, r.head) * static_cast<float>(r.position - key_position(a, r, key));
   }
   float peak = fmaxf(f.peak, warp_max(score));
   if (peak > f.peak) f.rescale(peak);
