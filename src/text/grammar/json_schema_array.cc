@@ -96,18 +96,18 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
     first.push_back(ir_.ref(rule));
     later.push_back(ir_.seq({comma, first.back()}));
   }
-  using Used = std::vector<uint8_t>;
-  std::vector<Used> states{Used(values.size(), 0)};
+  using Used = std::vector<bool>;
+  std::vector<Used> states{Used(values.size())};
   std::map<Used, uint32_t> known{{states[0], 0}};
   Graph graph;
   for (uint32_t at = 0; at < states.size(); ++at) {
-    auto count = static_cast<uint32_t>(std::count(states[at].begin(), states[at].end(), 1));
+    auto count = static_cast<uint32_t>(std::count(states[at].begin(), states[at].end(), true));
     if (count > 0 && count >= counts.min) graph.finals.push_back(at);
     if (count >= counts.max) continue;
     for (size_t i : allowed[std::min<size_t>(count, allowed.size() - 1)]) {
       if (states[at][i]) continue;
       Used next = states[at];
-      next[i] = 1;
+      next[i] = true;
       auto [it, fresh] = known.emplace(next, static_cast<uint32_t>(states.size()));
       if (fresh) states.push_back(std::move(next));
       graph.edges.push_back({at, it->second, count == 0 ? first[i] : later[i]});
