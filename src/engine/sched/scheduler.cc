@@ -40,7 +40,7 @@ bool Scheduler::schedule(Nanos now, PendingStep& step) {
   Sequence* alone = suspect();
   if (alone == nullptr || !take(*alone, budget, entries)) {
     if (!prompts_first) take_decodes(budget, entries);
-    bool whole = !budget_.measure_pace(decoding.tokens, decoding.streamed) || entries.empty();
+    bool whole = !budget_.measure_pace(decoding.tokens) || entries.empty();
     if (whole) {
       take_prefills(budget, entries);
       admit(now, budget, entries);

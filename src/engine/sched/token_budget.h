@@ -35,8 +35,9 @@ class TokenBudget {
   // Seconds of a step in which `decodes` sequences decode, some of them `streamed`.
   double limit(int64_t decodes, bool streamed) const {
     if (!bounded()) return std::numeric_limits<double>::infinity();
-    if (follows_pace(decodes, streamed)) return std::max(kShortest, pace_factor_ * alone());
-    return std::max({target_, 2 * alone(), decodes > 0 ? 0 : kLongest});
+    if (pace_factor_ > 0 && decodes > 0 && streamed)
+      return std::max(kShortest, pace_factor_ * alone());
+    return std::max({target_, std::max(2.0, pace_factor_) * alone(), decodes > 0 ? 0 : kLongest});
   }
   // Seconds that a step with these prompts takes.
   double predict(const Prompts& p) const { return slack_ * (alone() + cost(p)); }
@@ -62,8 +63,8 @@ class TokenBudget {
   }
   // The next step should have no prompts, because the pace of so many decodes is not known, or not
   // recently. True once for each number of them.
-  bool measure_pace(int64_t decodes, bool streamed) {
-    if (!follows_pace(decodes, streamed)) return false;
+  bool measure_pace(int64_t decodes) {
+    if (!bounded() || pace_factor_ == 0 || decodes == 0) return false;
     bool known = pace_.covers(decodes) || asked_ == decodes;
     if (known && ++mixed_ < (pace_.settled() ? kRefresh : kSettle)) return false;
     asked_ = decodes;
@@ -96,9 +97,6 @@ class TokenBudget {
 
  private:
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
-  bool follows_pace(int64_t decodes, bool streamed) const {
-    return bounded() && pace_factor_ > 0 && decodes > 0 && streamed;
-  }
   double alone() const { return pace_.seconds(); }  // of a step without prompts
   // Seconds that these prompts add to a step. Not additive: chunks are priced together.
   double cost(const Prompts& p) const {
