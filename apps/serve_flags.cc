@@ -9,6 +9,7 @@
 #include "apps/model_store.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 
 namespace tokamak {
 namespace {
@@ -117,6 +118,9 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
+  verb.add_option("--log-format", flags.log_format, "lines on standard error: text or json")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   verb.add_option("--otlp-traces-endpoint", flags.trace_collector,
                   "send a span per request to this OpenTelemetry collector (OTLP over HTTP), e.g. "
                   "http://localhost:4318")
@@ -171,10 +175,10 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   add_batch_flags(verb, flags.model);
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
-          "milliseconds between two tokens of a stream: prompts are cut into chunks small enough "
-          "to keep it; 0 = chunks of --max-num-batched-tokens")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
+          "milliseconds between two tokens of an answer: prompts are cut into chunks small enough "
+          "to keep it (default: 2.5 times the pace without prompts, at least 10; 250 while no "
+          "answer is streamed); 0 = chunks of --max-num-batched-tokens")
+      ->check(CLI::Range(0.0, 1e6));
   verb.add_option("--max-queue", flags.max_queue,
                   "sequences that may wait; further requests get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
@@ -238,6 +242,7 @@ bool on_demand(const ServeFlags& flags) {
 }
 
 void check_serve_flags(ServeFlags& flags) {
+  log::use_json(flags.log_format == "json");
   check_adapters(flags);
   if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
     fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
@@ -265,7 +270,8 @@ void check_serve_flags(ServeFlags& flags) {
     config.policy = policy;
     config.kv_policy = kv_policy;
     config.max_queue = flags.max_queue;
-    config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms * 1e6);
+    config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms.value_or(250) * 1e6);
+    config.stream_pace = flags.tpot_target_ms ? 0 : 2.5;
     config.prefix_cache = !flags.no_prefix_cache;
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;

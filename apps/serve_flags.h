@@ -23,7 +23,8 @@ struct ServeFlags {
   RagServeFlags rag;
   std::vector<std::string> api_keys, names;
   std::optional<uint64_t> seed;
-  double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250, unload_idle = 0;
+  double request_timeout = 0, shutdown_timeout = 30, unload_idle = 0;
+  std::optional<double> tpot_target_ms;  // default: by the pace of the streams
   ModelLimits limits;
   std::string slot_folder;
   std::string reasoning = "auto", reasoning_format = "auto";
@@ -36,7 +37,7 @@ struct ServeFlags {
   std::string lora_dir, admin_key;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
-              lost_device = "restart", tool_format, key_file, trace_collector;
+              log_format = "text", lost_device = "restart", tool_format, key_file, trace_collector;
 };
 
 void add_serve_flags(CLI::App& verb, ServeFlags& flags);

@@ -1,26 +1,30 @@
 #!/usr/bin/env python3
 """How long streams stall while prompts are computed.
 
-    bench/prefill_gaps.py MODEL [--tokamak build/release/tokamak] [--streams 4] [--prompts 1024,2048,4096] [--targets 250,2x]
+    bench/prefill_gaps.py MODEL [--tokamak build/release/tokamak] [--streams 1,4,8] [--prompts 1024,3000,500+1000+3000] [--targets default,250,2x]
                           [--json FILE] [-- SERVE FLAGS...]
 
-A few streams decode; when their pace is known, a prompt that is not in the cache arrives. For every target of the time per output token
-(`serve --tpot-target`, in ms, or 2x: twice the pace of the streams) and every prompt the table has the median gap between two tokens of
+A few streams decode; when their pace is known, a prompt that is not in the cache arrives, or several at once (500+1000). For every target of the time per output token
+(`serve --tpot-target`, in ms, or 2x: twice the pace of the streams; default: without the flag) and every prompt the table has the median gap between two tokens of
 a stream before the prompt and after it (streams grow meanwhile, and their steps with them), the gaps while it was computed (median, 90th and
 99th percentile, worst), the worst gap divided by the median before, by the pace, and by what the target allows (the target, or twice the pace where that is longer), and the time to the prompt's
-first token. The pace at a gap is what streams of that length take without prompts: between the medians before and after, by the number of tokens. All times are measured at the client.
+first token (of the last one, if there are several). The server's own view of the steps with prompts and streams follows: their number, how many took more than 1.1 times the limit they were planned for, and
+an upper bound of the worst such ratio (`tokamak_step_limit_ratio`). The pace at a gap is what streams of that length take without prompts: between the medians before and after, by the number of tokens. All times are measured at the client.
 
 A prompt of 0 tokens is none: the gaps of --quiet seconds in which nothing but the streams runs, which is what the machine itself adds.
 """
 import argparse
+import itertools
 import json
 import os
 import pathlib
 import random
+import re
 import selectors
 import statistics
 import sys
 import time
+import urllib.request
 
 from served import Server, Stream
 
@@ -29,9 +33,9 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
     p.add_argument("--tokamak", default="build/release/tokamak")
-    p.add_argument("--streams", type=int, default=4)
+    p.add_argument("--streams", default="4")
     p.add_argument("--prompts", default="1024,2048,4096", help="tokens")
-    p.add_argument("--targets", default="250,2x", help="milliseconds, or multiples of the streams' pace")
+    p.add_argument("--targets", default="default", help="milliseconds, or multiples of the streams' pace")
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--settle", type=float, default=1, help="seconds without prompts before each prompt")
     p.add_argument("--quiet", type=float, default=10, help="seconds of a prompt of 0 tokens")
@@ -44,9 +48,27 @@ def parse_args():
 
 
 def start_server(args, target):
-    most = max(map(int, args.prompts.split(",")))
+    most = max(sum(sizes) for sizes in prompts_of(args))
     return Server(args.tokamak, args.model, "--context", most + 4096, "--no-prefix-cache",
-                  "--kv-blocks", (most * 2 + (args.streams + 1) * 4096) // 16, "--tpot-target", target, *args.serve)
+                  "--kv-blocks", (most * 2 + 9 * 4096) // 16, *([] if target is None else ["--tpot-target", target]), *args.serve)
+
+
+def prompts_of(args):
+    return [[int(n) for n in text.split("+")] for text in args.prompts.split(",")]
+
+
+def step_ratios(server):
+    """{upper bound: steps that took at most this many times their limit}, cumulative; empty if the server does not count them."""
+    text = urllib.request.urlopen(server.url + "/metrics").read().decode()
+    return {float(le): int(float(n)) for le, n in re.findall(r'tokamak_step_limit_ratio_bucket\{.*?le="([^"]+)"\} (\S+)', text)}
+
+
+def ratio_columns(before, after):
+    counts = {le: after[le] - before.get(le, 0) for le in after}
+    if not counts or not counts[float("inf")]:
+        return {"mixed_steps": 0}
+    steps = counts[float("inf")]
+    return {"mixed_steps": steps, "late": steps - counts[1.1], "worst_ratio_below": min(le for le, n in counts.items() if n == steps)}
 
 
 class Client:
@@ -103,24 +125,25 @@ def steps(prompt):
     return [[a, b - a, 1e3 * (t - s)] for (s, a), (t, b) in zip(prompt.chunks, prompt.chunks[1:])]
 
 
-def open_streams(args, server, client, ids):
+def open_streams(args, streams, server, client, ids):
     """Streams that decode, and the median gap between their tokens."""
-    running = [client.open(server, ids(64), 4000) for _ in range(args.streams)]
+    running = [client.open(server, ids(64), 4000) for _ in range(streams)]
     client.run(lambda: all(len(s.times) > 8 for s in running))
     start = time.perf_counter()
     client.wait(args.settle)
     return running, statistics.median(gaps(running, start, time.perf_counter()))
 
 
-def measure_one(args, server, target, size, rng):
+def measure_one(args, streams, server, target, sizes, rng):
     ids = lambda n: [rng.randrange(1000, 20000) for _ in range(n)]
     client = Client()
-    running, before = open_streams(args, server, client, ids)
+    running, before = open_streams(args, streams, server, client, ids)
+    counted = step_ratios(server)
     start, chunks = time.perf_counter(), []
-    if size > 0:
-        prompt = client.open(server, ids(size), 1, progress=True)
-        client.run(lambda: prompt.done)
-        end, chunks = prompt.times[-1], steps(prompt)
+    if sizes != [0]:
+        prompts = [client.open(server, ids(size), 1, progress=True) for size in sizes]
+        client.run(lambda: all(p.done for p in prompts))
+        end, chunks = max(p.times[-1] for p in prompts), [step for p in prompts for step in steps(p)]
     else:
         client.wait(args.quiet)
         end = time.perf_counter()
@@ -131,18 +154,19 @@ def measure_one(args, server, target, size, rng):
     during = sorted(ms for ms, _ in found)
     pace, after = pace_of(running, before, start, end)
     client.close()
+    allowed = lambda i: 2.5 * pace(i) if target is None else max(target, 2 * pace(i))
     share = lambda part: during[int(part * (len(during) - 1))]
-    return {"target_ms": target, "prompt": size, "before_ms": before, "after_ms": after, "median_ms": statistics.median(during), "p90_ms": share(0.9),
+    return {"streams": streams, "target_ms": target or "default", "prompt": "+".join(map(str, sizes)), "before_ms": before, "after_ms": after, "median_ms": statistics.median(during), "p90_ms": share(0.9),
             "p99_ms": share(0.99), "worst_ms": during[-1], "worst_by_before": during[-1] / before,
             "worst_by_pace": max(ms / pace(i) for ms, i in found),
-            "worst_by_allowed": max(ms / max(target, 2 * pace(i)) for ms, i in found), "ttft_ms": 1e3 * (end - start), "steps": chunks}
+            "worst_by_allowed": max(ms / allowed(i) for ms, i in found), "ttft_ms": 1e3 * (end - start), **ratio_columns(counted, step_ratios(server)), "steps": chunks}
 
 
 def measure(args, server, target, rng):
     rows = []
     for _ in range(args.rounds):
-        for size in map(int, args.prompts.split(",")):
-            rows.append(measure_one(args, server, target, size, rng))
+        for streams, sizes in itertools.product(map(int, args.streams.split(",")), prompts_of(args)):
+            rows.append(measure_one(args, streams, server, target, sizes, rng))
             print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items() if k != "steps"), flush=True)
     return rows
 
@@ -151,11 +175,11 @@ def main():
     args, rows, rng = parse_args(), [], random.Random(1)
     print(f"load {os.getloadavg()[0]:.2f}; {args.streams} streams; {' '.join(args.serve)}")
     for text in args.targets.split(","):
-        target = float(text.rstrip("x"))
+        target = None if text == "default" else float(text.rstrip("x"))
         server = start_server(args, target if text[-1] != "x" else 250)
         try:
             if text[-1] == "x":  # relative to the pace of the streams, which is measured first
-                target *= open_streams(args, server, Client(), lambda n: [rng.randrange(1000, 20000) for _ in range(n)])[1]
+                target *= open_streams(args, 4, server, Client(), lambda n: [rng.randrange(1000, 20000) for _ in range(n)])[1]
                 server.stop()
                 server = start_server(args, target)
             rows += measure(args, server, target, rng)

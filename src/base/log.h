@@ -9,6 +9,7 @@ namespace tokamak::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError, kOff };
 void set_level(Level level);
+void use_json(bool json);  // lines are objects: time (RFC 3339), level, message
 bool enabled(Level level);
 void write(Level level, std::string_view message);  // thread-safe, one line
 

@@ -66,6 +66,7 @@ struct RequestSpec {
   int32_t beams = 0;
   float length_penalty = 1.0f;  // the score is the sum of log-probabilities / length ^ this
   EarlyStopping early_stopping = EarlyStopping::kFalse;
+  bool streamed = false;      // its tokens are read as they come (EngineConfig::stream_pace)
   bool progress = false;      // report how much of the prompt is computed (Delta::prompt_done)
   bool score_prompt = false;  // report log-probabilities of prompt tokens 1..
   int32_t score_from = 1;     // first prompt position to score

@@ -143,6 +143,8 @@ void check_engine_config(const EngineConfig& c) {
   require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.draft_max_sequences >= 0 &&
               c.tpot_target >= 0 && c.starvation_bound >= 0,
           "limits must not be negative");
+  require(c.stream_pace == 0 || (c.stream_pace > 1 && c.tpot_target > 0),
+          "stream_pace must be above 1, and needs tpot_target");
 }
 
 namespace {

@@ -63,6 +63,9 @@ struct EngineConfig {
   int64_t adapter_slots = 0;    // adapters that running sequences can use; 0: the plans take none
   int starvation_bound = 64;    // of SchedPolicy::kCache
   Nanos tpot_target = 0;  // steps with decodes are kept this short, others to 1 s; 0: no target
+  // Steps in which a streamed answer decodes: at most this many times a step without prompts (or 10
+  // ms) instead of tpot_target. 0: no such limit; it needs a target.
+  double stream_pace = 0;
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending

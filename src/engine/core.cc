@@ -81,7 +81,7 @@ void EngineCore::take(Event& event, Actions& actions) {
   }
 }
 
-bool EngineCore::reserve(PendingStep& step) { return scheduler_.schedule(now_, step.entries); }
+bool EngineCore::reserve(PendingStep& step) { return scheduler_.schedule(now_, step); }
 
 void EngineCore::submit(PendingStep& step, Actions& actions) {
   step.ticket = submitted_++;

@@ -11,12 +11,23 @@ constexpr std::array<double, 28> kSeconds = {.0005, .001, .002, .005, .01, .015,
 constexpr std::array<double, 21> kTokens = {1,     2,     4,     8,      16,     32,     64,
                                             128,   256,   512,   1024,   2048,   4096,   8192,
                                             16384, 32768, 65536, 131072, 262144, 524288, 1048576};
+constexpr std::array<double, 14> kRatios = {.25, .5,   .75, .9, 1, 1.1, 1.25,
+                                            1.5, 1.75, 2,   3,  4, 6,   8};
 static_assert(kSeconds.size() < Histogram::kBuckets && kTokens.size() < Histogram::kBuckets);
 
 }  // namespace
 
-std::span<const double> seconds_buckets() { return kSeconds; }
-std::span<const double> tokens_buckets() { return kTokens; }
+std::span<const double> Histogram::bounds() const {
+  switch (unit_) {
+    case Unit::kSeconds:
+      return kSeconds;
+    case Unit::kTokens:
+      return kTokens;
+    case Unit::kRatio:
+      break;
+  }
+  return kRatios;
+}
 
 void Histogram::add(double value, uint64_t times) {
   auto b = bounds();

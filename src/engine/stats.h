@@ -11,21 +11,16 @@
 
 namespace tokamak {
 
-// Upper bounds of the buckets; a last bucket has no upper bound.
-std::span<const double> seconds_buckets();  // 1 ms .. 2560 s
-std::span<const double> tokens_buckets();   // 1 .. 1 M
-
-// Counts per bucket (not cumulative). `bounds()` is seconds_buckets() or tokens_buckets().
+// Counts per bucket (not cumulative).
 class Histogram {
  public:
   static constexpr size_t kBuckets = 32;
-  enum class Unit : uint8_t { kSeconds, kTokens };
+  enum class Unit : uint8_t { kSeconds, kTokens, kRatio };
   Histogram(Unit unit = Unit::kSeconds) : unit_(unit) {}
 
   void add(double value, uint64_t times = 1);
-  std::span<const double> bounds() const {
-    return unit_ == Unit::kSeconds ? seconds_buckets() : tokens_buckets();
-  }
+  // Upper bounds of the buckets; a last bucket has no upper bound.
+  std::span<const double> bounds() const;
   // bounds().size() + 1 numbers.
   std::span<const uint64_t> counts() const { return {counts_.data(), bounds().size() + 1}; }
   uint64_t count() const { return count_; }
@@ -42,6 +37,7 @@ class Histogram {
 struct EngineStats {
   // Counters.
   int64_t steps = 0, failed_steps = 0;
+  int64_t steps_over_limit = 0;  // predicted so: the fewest tokens by which a prompt goes on
   int64_t tokens_scheduled = 0;  // rows of submitted steps
   int64_t prefill_tokens = 0;    // of them: prompt tokens (counted again after a preemption)
   int64_t tokens_emitted = 0;
@@ -83,6 +79,7 @@ struct EngineStats {
   // ... and per step.
   Histogram step_seconds, step_tokens{Histogram::Unit::kTokens},
       step_sequences{Histogram::Unit::kTokens};
+  Histogram step_limit_ratio{Histogram::Unit::kRatio};  // of those with decodes and prompts
 
   DispatchStats dispatch;  // of the executable
 };

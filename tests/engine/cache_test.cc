@@ -194,7 +194,7 @@ struct SimulatedMachine {
   double prefill(TokenBudget& budget, int64_t start, int64_t end, int64_t decoding = 8) const {
     double longest = 0;
     while (start < end) {
-      int64_t n = budget.fit(budget.time(decoding), start);
+      int64_t n = budget.fit({}, budget.limit(decoding, false), start);
       TokenBudget::Prompts chunk;
       chunk.add(std::min(end - start, std::max(n, TokenBudget::kLeastPrefill)), start);
       longest = std::max(longest, step(chunk));
@@ -221,33 +221,33 @@ TEST(TokenBudget, PredictsTheTimeOfChunks) {
       machine.prefill(budget, 0, 2000, 0);
       budget.observe({}, 8, kMillisecond);
     }
-    EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(8), 0)), 92, 16);
+    EXPECT_NEAR(static_cast<double>(budget.fit({}, budget.limit(8, false), 0)), 92, 16);
   }
 }
 
 TEST(TokenBudget, Bounds) {
   TokenBudget none(2048, 0);
-  EXPECT_EQ(none.fit(none.time(8), 5000), 2048);
+  EXPECT_EQ(none.fit({}, none.limit(8, false), 5000), 2048);
   TokenBudget budget(2048, 10 * kMillisecond);
-  EXPECT_LE(budget.fit(budget.time(8), 0), 32);  // the cost of a token is not known yet
+  EXPECT_LE(budget.fit({}, budget.limit(8, false), 0), 32);  // the cost of a token is not known yet
   // Steps without decodes may take a second.
   TokenBudget::Prompts chunk;
   chunk.add(100, 0);
   for (int i = 0; i < 20; ++i) budget.observe(chunk, 0, 200 * kMillisecond);
   // 500, if deeper tokens did not cost more.
-  EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(0), 0)), 430, 30);
+  EXPECT_NEAR(static_cast<double>(budget.fit({}, budget.limit(0, false), 0)), 430, 30);
   // If decodes alone miss the target, prompts get as much time as decodes.
   SimulatedMachine slow{30e-3, 1e-4, 0};
   TokenBudget half(2048, 10 * kMillisecond);
   half.observe({}, 8, 30 * kMillisecond);
   slow.prefill(half, 0, 5000);
-  EXPECT_NEAR(static_cast<double>(half.fit(half.time(8), 0)), 300, 30);
+  EXPECT_NEAR(static_cast<double>(half.fit({}, half.limit(8, false), 0)), 300, 30);
   // After a step that took much longer than predicted, the next ones are shorter.
-  int64_t before = half.fit(half.time(8), 0);
+  int64_t before = half.fit({}, half.limit(8, false), 0);
   chunk = {};
   chunk.add(before, 0);
   half.observe(chunk, 8, 180 * kMillisecond);
-  EXPECT_LT(half.fit(half.time(8), 0), before / 2);
+  EXPECT_LT(half.fit({}, half.limit(8, false), 0), before / 2);
 }
 
 // --- traces

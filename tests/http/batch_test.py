@@ -212,14 +212,18 @@ class Restart(unittest.TestCase):
             self.assertEqual(client.json("GET", f"/v1/batches/{batch}")[1], done)
             self.assertEqual(len(client.results(client.wait(second)["output_file_id"])), 150)
             server.stop()
-            # Damaged records are left out; the others are listed.
-            with open(os.path.join(folder, "batches", f"{second}.json"), "w") as f:
-                f.write("{")
+            # Damaged records are left out, also of a batch that would go on; the others are listed.
+            path = os.path.join(folder, "batches", f"{second}.json")
+            with open(path) as f:
+                record = {**json.load(f), "status": "validating"}
             with open(os.path.join(folder, "files", "file-0.json"), "w") as f:
                 f.write("[1]")
-            server = Server(env={"FAKE_BATCH_DIR": folder})
-            self.assertEqual([b["id"] for b in Client(server).json("GET", "/v1/batches")[1]["data"]], [batch])
-            server.stop()
+            for damaged in ("{", *(json.dumps({**record, **change}) for change in ({"times": "x"}, {"times": {"validating_at": "x"}}, {"id": "batch_0"}, {"order": 1e300}))):
+                with open(path, "w") as f:
+                    f.write(damaged)
+                server = Server(env={"FAKE_BATCH_DIR": folder})
+                self.assertEqual([b["id"] for b in Client(server).json("GET", "/v1/batches")[1]["data"]], [batch], damaged)
+                server.stop()
 
     def test_results_survive_a_batch_that_cannot_go_on(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -470,6 +470,10 @@ class Flags(unittest.TestCase):
     def test_a_context_beyond_the_models_is_a_warning(self):
         with Serve(LLAMA, "--max-model-len", "4096", "--kv-blocks", "8") as s:
             self.assertRegex(s.output, r"a context of 4096 tokens is longer than the \d+ that the model was trained for")
+        with Serve(LLAMA, "--max-model-len", "4096", "--kv-blocks", "8", "--log-format", "json") as s:
+            warnings = [json.loads(line) for line in s.output.splitlines() if line.startswith("{")]
+            self.assertEqual([w["level"] for w in warnings if "trained for" in w["message"]], ["warn"])
+            self.assertRegex(warnings[0]["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
         with Serve(LLAMA, "--max-model-len", "64", "--kv-blocks", "8") as s:
             self.assertNotIn("trained for", s.output)
 

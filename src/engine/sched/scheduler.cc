@@ -23,24 +23,28 @@ Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, 
       kv_(kv),
       stats_(stats),
       drafts_(config, drafter, stats),
-      budget_(config.max_batched_tokens, config.tpot_target),
+      budget_(config.max_batched_tokens, config.tpot_target, config.stream_pace),
       queue_(config.policy),
       adapters_(config.adapter_slots) {
   for (int64_t r = config.max_num_seqs; r-- > 0;) free_rows_.push_back(static_cast<int32_t>(r));
   running_.reserve(static_cast<size_t>(config.max_num_seqs));
 }
 
-bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
+bool Scheduler::schedule(Nanos now, PendingStep& step) {
+  std::vector<StepEntry>& entries = step.entries;
   entries.clear();
   short_of_blocks_ = false;
-  Budget budget{config_.max_batched_tokens, config_.max_out_rows, config_.layer_rows,
-                budget_.time(decodes())};
+  bool prompts_first = config_.batching == Batching::kPrefillFirst;
+  Decodes decoding = decodes();
+  Budget budget = new_budget(decoding);
   Sequence* alone = suspect();
   if (alone == nullptr || !take(*alone, budget, entries)) {
-    bool prompts_first = config_.batching == Batching::kPrefillFirst;
     if (!prompts_first) take_decodes(budget, entries);
-    take_prefills(budget, entries);
-    admit(now, budget, entries);
+    bool whole = !budget_.measure_pace(decoding.tokens) || entries.empty();
+    if (whole) {
+      take_prefills(budget, entries);
+      admit(now, budget, entries);
+    }
     if (prompts_first && entries.empty()) take_decodes(budget, entries);
     while (entries.empty() && stuck()) {
       preempt(*last_running());
@@ -50,6 +54,7 @@ bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
     }
   }
   std::erase_if(running_, [](Sequence* s) { return s->phase == Sequence::Phase::kWaiting; });
+  note_limit(budget.prompts, step);
   return !entries.empty();
 }
 
@@ -73,17 +78,34 @@ const Sequence* Scheduler::in_row(int32_t row) const {
   return nullptr;
 }
 
-int64_t Scheduler::decodes() const {
-  int64_t count = 0;
-  for (const Sequence* s : running_)
-    if (s->schedulable() == 1) count += rows_of(*s);
-  return count;
+Scheduler::Decodes Scheduler::decodes() const {
+  Decodes found;
+  for (const Sequence* s : running_) {
+    if (s->schedulable() != 1) continue;
+    found.tokens += rows_of(*s);
+    found.streamed = found.streamed || s->request->spec.streamed;
+  }
+  return found;
 }
 
-void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
+Scheduler::Budget Scheduler::new_budget(const Decodes& decoding) const {
+  return {config_.max_batched_tokens, config_.max_out_rows, config_.layer_rows,
+          StepPrompts(budget_, decoding.tokens, decoding.streamed)};
+}
+
+void Scheduler::note_limit(const StepPrompts& prompts, PendingStep& step) {
+  step.limit = 0;
+  bool decodes = std::any_of(step.entries.begin(), step.entries.end(),
+                             [](const StepEntry& e) { return !e.prompt; });
+  if (!budget_.bounded() || !decodes || prompts.taken().tokens == 0) return;
+  step.limit = prompts.limit();
+  if (prompts.predicted() > prompts.limit()) ++stats_.steps_over_limit;
+}
+
+void Scheduler::observe(const PendingStep& step, Nanos duration) {
   TokenBudget::Prompts prompts;
   int64_t decodes = 0, rows = 0;
-  for (const StepEntry& e : entries) {
+  for (const StepEntry& e : step.entries) {
     rows += e.count;
     if (e.prompt)
       prompts.add(e.count, e.start);
@@ -91,17 +113,17 @@ void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
       ++decodes;
   }
   budget_.observe(prompts, decodes, duration);
+  if (step.limit > 0) stats_.step_limit_ratio.add(seconds(duration) / step.limit);
   if (prompts.tokens == 0) drafts_.observe(rows, duration);
 }
 
 int64_t Scheduler::token_budget() const {
-  int64_t fit = budget_.fit(budget_.time(1), 0);
-  return std::min(config_.max_batched_tokens, 1 + std::max(fit, TokenBudget::kLeastPrefill));
+  return std::min(config_.max_batched_tokens, 1 + StepPrompts(budget_, 1, true).fit(0));
 }
 
 void Scheduler::take_decodes(Budget& budget, std::vector<StepEntry>& entries) {
   // Every decode gets a row; drafts get the rest.
-  int64_t left = decodes();
+  int64_t left = decodes().tokens;
   drafts_.propose(running_, std::min(budget.tokens, budget.rows) - left);
   for (Sequence* s : running_) {
     if (s->schedulable() != 1) continue;
@@ -130,10 +152,7 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   int32_t start = seq.scheduled, all = seq.left();
   if (seq.shadow != nullptr || seq.leader != nullptr) --all;  // the last ones in one step
   int64_t most = budget.tokens;
-  if (all > 1 && budget_.bounded() && config_.chunked_prefill) {
-    int64_t least = budget.prompts ? 0 : budget_.least(start);
-    most = std::min(most, std::max(least, budget_.fit(budget.time, start)));
-  }
+  if (all > 1 && config_.chunked_prefill) most = std::min(most, budget.prompts.fit(start));
   auto n = static_cast<int32_t>(std::min<int64_t>(all, most));
   if (!config_.chunked_prefill && n < all && all <= config_.max_batched_tokens) return 0;
   while (n > 0) {
@@ -182,12 +201,9 @@ void Scheduler::feed(Sequence& seq, int32_t n, Budget& budget, std::vector<StepE
   seq.pending += e.chooses || e.guides ? 1 : 0;
   ++seq.owner().in_flight;
   budget.tokens -= n;
-  if (e.prompt && budget_.bounded()) {
-    TokenBudget::Prompts chunk;
-    chunk.add(n, e.start);
-    budget.time -= budget_.cost(chunk);
-    budget.prompts = true;
-    if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
+  if (e.prompt) {
+    budget.prompts.add(n, e.start);
+    if (budget.prompts.full()) budget.tokens = 0;
   }
   if (e.chooses) budget.layer_rows -= layer_rows_of(seq);
   budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.guides || e.pools ? 1 : 0);

@@ -39,12 +39,11 @@ class Scheduler {
   }
   // Chooses the tokens of a step, reserves rows and blocks, and marks the sequences as in flight.
   // False: there is nothing to do before a step commits or a request arrives.
-  bool schedule(Nanos now, std::vector<StepEntry>& entries);
+  bool schedule(Nanos now, PendingStep& step);
   // Releases rows and blocks of sequences that ended, were preempted or rewound, once no step in
   // flight uses them. Those that ended are appended to `retired`.
   void settle(std::vector<Sequence*>& retired);
-  // A step with these entries took this long.
-  void observe(const std::vector<StepEntry>& entries, Nanos duration);
+  void observe(const PendingStep& step, Nanos duration);  // it took this long
 
   size_t waiting() const { return queue_.size(); }
   size_t running() const { return running_.size(); }
@@ -55,15 +54,20 @@ class Scheduler {
  private:
   struct Budget {
     int64_t tokens, rows, layer_rows;  // layer_rows: of kLayersFunction
-    double time;                       // seconds left for prompts
-    bool prompts = false;              // the step has some
+    StepPrompts prompts;
   };
   enum class Verdict { kStart, kWait, kNoRoom };
 
   // scheduler.cc: running sequences
   Sequence* suspect() const;
-  bool stuck() const;       // no running sequence can continue before a waiting one has started
-  int64_t decodes() const;  // tokens of the sequences that decode
+  bool stuck() const;  // no running sequence can continue before a waiting one has started
+  struct Decodes {
+    int64_t tokens = 0;
+    bool streamed = false;  // some of them
+  };
+  Decodes decodes() const;  // of the running sequences
+  Budget new_budget(const Decodes& decoding) const;
+  void note_limit(const StepPrompts& prompts, PendingStep& step);
   void take_decodes(Budget& budget, std::vector<StepEntry>& entries);
   void take_prefills(Budget& budget, std::vector<StepEntry>& entries);
   bool take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);

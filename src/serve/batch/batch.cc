@@ -129,6 +129,7 @@ Batch Batch::from_record(const Value& record) {
   if (const Value* lifetime = record.find("output_lifetime"))
     batch.output_lifetime = lifetime->as_int();
   batch.times = record.at("times");
+  for (const auto& [name, time] : batch.times.as_object()) (void)time.as_int();
   batch.output_file = record.at("output_file").as_string();
   batch.error_file = record.at("error_file").as_string();
   batch.has_output = record.at("has_output").as_bool();

@@ -89,6 +89,8 @@ void BatchRunner::load() {
     try {
       Batch batch =
           Batch::from_record(parse_json(read_text_file(entry.path()), entry.path().string()));
+      if (entry.path().stem() != batch.id)
+        fail(ErrorCode::kInvalidArgument, "it is the record of {}", batch.id);
       batches_[batch.id] = std::move(batch);
     } catch (const std::exception& e) {
       log::warn("{}: not listed: {}", entry.path().string(), e.what());

@@ -94,6 +94,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   const bool bos = !prompt.ids.empty() && prompt.ids[0] == request_.model->tokenizer->bos_id();
   spec.keep = params.keep == 0 && bos ? 1 : params.keep;
   spec.slot = params.slot;
+  spec.streamed = params.stream;
   spec.progress = params.progress;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;

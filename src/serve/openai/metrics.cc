@@ -39,6 +39,9 @@ constexpr IntegerRow kGauges[] = {
 constexpr IntegerRow kCounters[] = {
     {"steps_total", "", "Steps submitted to the device.", &EngineStats::steps},
     {"steps_failed_total", "", "Steps that failed and were repeated.", &EngineStats::failed_steps},
+    {"steps_over_limit_total", "",
+     "Steps predicted to exceed their limit, so that prompts make progress.",
+     &EngineStats::steps_over_limit},
     {"scheduled_tokens_total", "", "Tokens computed in prompts and answers.",
      &EngineStats::tokens_scheduled},
     {"prefill_tokens_total", "",
@@ -109,6 +112,9 @@ constexpr HistogramRow kHistograms[] = {
     {"step_seconds", "", "Duration of steps.", &EngineStats::step_seconds},
     {"step_tokens", "iteration_tokens_total", "Tokens per step.", &EngineStats::step_tokens},
     {"step_sequences", "", "Sequences per step.", &EngineStats::step_sequences},
+    {"step_limit_ratio", "",
+     "Duration of steps with prompts and decodes, divided by the limit (--tpot-target).",
+     &EngineStats::step_limit_ratio},
 };
 
 double kv_usage(const EngineStats& s) {
