@@ -202,7 +202,8 @@ void add_search_flags(CLI::App& verb, OpenOptions& model, GenerateOptions& optio
         options.dola = layers;
         model.dola = true;
       },
-      "DoLa: contrast the logits with those of earlier layers: low, high, or a list such as 8,10,12");
+      "DoLa: contrast the logits with those of earlier layers: low, high, or a list such as "
+      "8,10,12");
   verb.add_option("--penalty-alpha", options.penalty_alpha,
                   "contrastive search: weight of the similarity to earlier text against the "
                   "probability; with --top-k candidates");
