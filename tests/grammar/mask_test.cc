@@ -449,7 +449,7 @@ TEST(GrammarCache, IsBoundedAndShared) {
 }
 
 TEST(GrammarCache, TheMemoryOfAllGrammarsIsBounded) {
-  constexpr size_t kMost = size_t{1} << 18;
+  constexpr size_t kMost = size_t{1} << 19;
   GrammarCache cache(tagged_tokenizer(), 64, kMost);
   for (int i = 0; i < 30; ++i) {
     auto grammar = cache.get({Kind::kRegex, fmt::format("[a-z]{{{}}}", 1000 + i)});
