@@ -78,6 +78,10 @@ const KernelTable* avx512_table() {
     t.fdot_panels = fdot_many_panels;
     t.few_rows = kMostFewRows;
     t.pack_x4 = pack_tile;
+    t.fdot4x2[static_cast<int>(FType::kF32)] = fdot4x2<LoadF32>;
+    t.fdot4x2[static_cast<int>(FType::kF16)] = fdot4x2<LoadF16>;
+    t.fdot4x2[static_cast<int>(FType::kBF16)] = fdot4x2<LoadBF16>;
+    t.fdot4x2[static_cast<int>(FType::kI8)] = fdot4x2<LoadI8>;
     fill_q<0>(t);
     return t;
   }();
