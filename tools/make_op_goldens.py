@@ -324,8 +324,7 @@ class Batch:
                 np.array(self.kv_len, dtype=np.int32)]
 
 
-def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None, sinks=None, chunk=0,
-              slopes=None):
+def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None, sinks=None, chunk=0, slopes=None):
     heads, out = q.shape[1], np.zeros((*q.shape[:2], batch.planes[value][-1]))
     for b, n in enumerate(batch.kv_len):
         rows = np.arange(batch.q_start[b], batch.q_start[b + 1])
@@ -348,10 +347,8 @@ def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0,
 
         k = np.concatenate([heads_of(name) for name in key], axis=-1)
         score = np.einsum("rhd,khd->hrk", q[rows], k) * scale
-        if softcap:
-            score = softcap * np.tanh(score / softcap)
-        if slopes is not None:
-            score = score - slopes[:, None, None] * (row - position)
+        score = softcap * np.tanh(score / softcap) if softcap else score
+        score = score - (0 if slopes is None else slopes[:, None, None] * (row - position))
         score = np.where(visible[None], score, -np.inf)
         with np.errstate(invalid="ignore"):
             e = np.exp(score - score.max(-1, keepdims=True))
@@ -491,22 +488,13 @@ def encoders():
         out = np.einsum("hij,jhd->ihd", power, np.repeat(v, heads // groups, axis=1))
         case("attend_rows", [q, k, v, starts], [out], {"scale": 0.4, "window": window}, name)
     x, rows = rand(9, 4), i32(8, 0, 3)
-    means = np.stack([x[seq == b].mean(0) for b in range(3)])
-    case("mean_rows", [x, seq, starts, rows], [means[seq[rows]]])
-
-
-def slopes():
-    """Attention with ALiBi."""
-    batch = Batch([9, 5], [2, 5], {"k": (2, 6), "v": (2, 5)})
-    q, sinks, slopes = rand(7, 4, 6), rand(4), rand(4)
-    case("attend", batch.inputs(q) + [slopes], [attention(batch, q, slopes=slopes)], {"scale": 0.3, "slopes": 1}, "slopes")
-    case("attend", batch.inputs(q) + [sinks, slopes], [attention(batch, q, sinks=sinks, slopes=slopes)],
-         {"scale": 0.3, "sinks": 1, "slopes": 1}, "sinks_slopes")
+    case("mean_rows", [x, seq, starts, rows], [np.stack([x[seq == b].mean(0) for b in range(3)])[seq[rows]]])
 
 
 for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
 sequence_states(case, rand, pack, rng, Batch, attention)
-slopes()
+batch, q, sinks, slopes = Batch([9, 5], [2, 5], {"k": (2, 6), "v": (2, 5)}), rand(7, 4, 6), rand(4), rand(4)  # ALiBi
+case("attend", batch.inputs(q) + [slopes], [attention(batch, q, slopes=slopes)], {"scale": 0.3, "slopes": 1}, "slopes")
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")
