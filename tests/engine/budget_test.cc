@@ -251,7 +251,9 @@ TEST(TokenBudget, StepsFollowThePaceOfStreams) {
         EXPECT_LE(p.over_limit, 8) << "while a pace or a cost is not known";
         PaceResult unread = measure_pace(machine, streams, false, in_flight);
         EXPECT_LE(unread.steps, p.steps + p.steps / 20);
-        if (machine.decode < 50e-3) EXPECT_LT(unread.steps, p.steps / 4);
+        if (machine.decode < 50e-3) {
+          EXPECT_LT(unread.steps, p.steps / 4);
+        }
       }
 }
 

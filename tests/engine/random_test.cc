@@ -72,6 +72,7 @@ Setup random_setup(const PlanSet& plans, int in_flight, Rng& rng) {
   s.config.chunked_prefill = rng.below(4) > 0;
   s.config.starvation_bound = static_cast<int>(rng.below(4));
   if (rng.below(3) == 0) s.config.tpot_target = 1 + static_cast<Nanos>(rng.below(2000000));
+  if (s.config.tpot_target % 2 == 1) s.config.stream_pace = 1.5;
   s.drafts = rng.below(2) == 0;
   s.config.draft_tokens = s.drafts ? 1 + static_cast<int32_t>(rng.below(7)) : 0;
   s.config.tree_mask = rng.below(2) == 0;
@@ -98,6 +99,7 @@ Wanted random_request(const PlanSet& plans, Rng& rng) {
   spec.cache_priority = static_cast<int32_t>(rng.below(2));
   if (rng.below(2) == 0) spec.cache_ttl = static_cast<Nanos>(rng.below(20000000));
   spec.max_tokens = static_cast<int32_t>(rng.below(60));
+  spec.streamed = spec.max_tokens % 2 == 0;
   spec.n = rng.below(5) == 0 ? 1 + static_cast<int32_t>(rng.below(3)) : 1;
   spec.score_prompt = spec.max_tokens == 0 || rng.below(6) == 0;
   spec.score_from = 1 + static_cast<int32_t>(rng.below(spec.prompt.size() + 1));
