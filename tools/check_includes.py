@@ -40,7 +40,7 @@ NAMES = {
     "ctime chrono": "clock clock_t strftime time time_t timespec timespec_get tm",
     "array": "array",
     "atomic": "atomic atomic_flag memory_order_acq_rel memory_order_acquire memory_order_relaxed memory_order_release",
-    "bit": "bit_cast bit_ceil countl_zero countr_zero endian has_single_bit popcount",
+    "bit": "bit_cast bit_ceil bit_floor countl_zero countr_zero endian has_single_bit popcount",
     "charconv": "chars_format from_chars to_chars",
     "chrono": "chrono",
     "concepts": "integral same_as",

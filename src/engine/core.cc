@@ -54,7 +54,7 @@ void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   for (Event& event : events) take(event, actions);
   expire(now, actions);
   release();
-  while (steps_in_flight() < config_.max_in_flight) {
+  while (!held_ && steps_in_flight() < config_.max_in_flight) {
     PendingStep& step = step_slot(submitted_);
     if (!reserve(step)) break;
     build_inputs(config_, kv_, step);
@@ -62,8 +62,8 @@ void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   }
   ask_for_masks(actions);
   actions.next_wakeup = next_deadline();
-  TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests wait and no step is in flight",
-           requests_.size());
+  TK_CHECK(held_ || steps_in_flight() > 0 || requests_.empty(),
+           "{} requests wait and no step is in flight", requests_.size());
 }
 
 void EngineCore::take(Event& event, Actions& actions) {

@@ -39,6 +39,7 @@ class EngineCore {
   const Sequence* sequence_in_row(int32_t row) const { return scheduler_.in_row(row); }
   int64_t running() const { return static_cast<int64_t>(scheduler_.running()); }
   int64_t waiting() const { return static_cast<int64_t>(scheduler_.waiting()); }
+  void hold(bool on) { held_ = on; }  // starts no step while on
   int64_t steps_in_flight() const { return static_cast<int64_t>(submitted_ - completed_); }
   bool idle() const { return requests_.empty(); }
 
@@ -122,7 +123,8 @@ class EngineCore {
   KvCache kv_;
   Slots slots_;
   Scheduler scheduler_;
-  std::vector<PendingStep> steps_;        // ring of max_in_flight, by ticket
+  std::vector<PendingStep> steps_;  // ring of max_in_flight, by ticket
+  bool held_ = false;
   Ticket submitted_ = 0, completed_ = 0;  // steps submitted and steps reported
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests

@@ -196,7 +196,7 @@ void LocalEngine::stop(Stop how) {
 void LocalEngine::loop() {
   try {
     while (take_inbox()) {
-      run_jobs();
+      core_.hold(!run_jobs());
       core_.advance(clock_.now(), events_, actions_);
       carry_out();
       events_.clear();
@@ -211,15 +211,16 @@ void LocalEngine::loop() {
   jobs_.clear();  // who waits for one gets an exception
 }
 
-void LocalEngine::run_jobs() {
+// Jobs run while no step is in flight. False: they wait, and no step may be started.
+bool LocalEngine::run_jobs() {
   std::vector<std::packaged_task<void()>> jobs;
   {
     std::lock_guard lock(mutex_);
+    if (!steps_.empty()) return jobs_.empty();
     jobs.swap(jobs_);
   }
-  // No step is in flight while they run.
-  while (!jobs.empty() && !steps_.empty()) steps_.next(events_);
   for (std::packaged_task<void()>& job : jobs) job();
+  return true;
 }
 
 // Sleeps while there is nothing to do. events_ may have the completion of a step.

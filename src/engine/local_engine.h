@@ -58,7 +58,7 @@ class LocalEngine final : public Client {
   bool take_inbox();  // false: stopped, and nothing is left to do
   void carry_out();   // actions_
   void give_up(const std::string& why);
-  void run_jobs();
+  bool run_jobs();
   // Runs it on the engine's thread and waits. False: the engine has ended.
   bool between_steps(std::function<void()> job);
   void on_slots(std::function<void()> job);

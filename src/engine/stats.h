@@ -37,7 +37,7 @@ class Histogram {
 struct EngineStats {
   // Counters.
   int64_t steps = 0, failed_steps = 0;
-  int64_t steps_over_limit = 0;  // predicted so: the fewest tokens by which a prompt goes on
+  int64_t steps_over_limit = 0;  // so predicted: a prompt takes at least a few tokens
   int64_t tokens_scheduled = 0;  // rows of submitted steps
   int64_t prefill_tokens = 0;    // of them: prompt tokens (counted again after a preemption)
   int64_t tokens_emitted = 0;

@@ -306,6 +306,7 @@ TEST_P(Executables, StepsInFlightDoNotChangeAToken) {
   SampleSpec penalised = greedy;
   penalised.repetition_penalty = 1.5f;
   const int most = load(model.plans, model.weights)->max_in_flight();
+  if (most == 1) GTEST_SKIP() << "one step at a time";
   for (const SampleSpec& spec : {greedy, any, best, penalised}) {
     const std::vector<int32_t> one = tokens(spec, 1);
     EXPECT_EQ(one.size(), 2 * kSteps);

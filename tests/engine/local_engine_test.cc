@@ -66,6 +66,27 @@ TEST(LocalEngine, AnswersARequest) {
   EXPECT_EQ(f.engine->info().vocab, 1000);
 }
 
+// Jobs that come between steps while two steps are in flight.
+TEST(LocalEngine, JobsDoNotChangeAnswers) {
+  Fixture f;
+  constexpr int kRequests = 4, kTokens = 300;
+  std::vector<std::unique_ptr<Waiter>> waiters;
+  std::vector<RequestSpec> specs;
+  for (int32_t i = 0; i < kRequests; ++i) {
+    specs.push_back(request({1, 2, 3 + i}, kTokens));
+    waiters.push_back(std::make_unique<Waiter>());
+    f.engine->submit(specs.back(), waiters.back()->sink());
+  }
+  std::atomic<bool> stop = false;
+  std::thread jobs([&] {
+    while (!stop) f.engine->prefix_tree(100);
+  });
+  for (size_t i = 0; i < kRequests; ++i)
+    EXPECT_EQ(waiters[i]->wait().ids, f.model->continuation(specs[i].prompt, kTokens));
+  stop = true;
+  jobs.join();
+}
+
 TEST(LocalEngine, MasksRestrictAnswers) {
   struct OddIds final : TokenMask {
     void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,

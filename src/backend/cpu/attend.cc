@@ -84,19 +84,6 @@ class Attend final : public AttendBase {
     Workspace work;
   };
 
-  // How the threads share the work; follows from the extents.
-  enum class Split : uint8_t {
-    kHeads,     // each has its kv heads
-    kItems,     // each takes every n-th item, which evens out causal triangles
-    kSegments,  // few items: their segments are shared out too
-  };
-  Split split_of(const Tensor* in, const StepContext& c) const {
-    if (kv_heads_ % c.threads == 0) return Split::kHeads;
-    int64_t rows = in[kQuery].dims[0], sequences = in[kKvLen].elements();
-    int64_t least = std::max((rows + tile_rows_ - 1) / tile_rows_, sequences) * kv_heads_;
-    return least < 4 * c.threads ? Split::kSegments : Split::kItems;
-  }
-
   // Whether there are several segments and room for what they give.
   bool segments_fit(const Tensor* in) const {
     int64_t items = 0, segments = segments_of(in);

@@ -50,6 +50,19 @@ class AttendBase : public CpuOp {
     return window_ > 0 ? pos - key < window_ : chunk_ == 0 || pos / chunk_ == key / chunk_;
   }
 
+  // How the threads share the work; follows from the extents.
+  enum class Split : uint8_t {
+    kHeads,     // each has its kv heads
+    kItems,     // each takes every n-th item, which evens out causal triangles
+    kSegments,  // few items: their segments are shared out too
+  };
+  Split split_of(const Tensor* in, const StepContext& c) const {
+    if (kv_heads_ % c.threads == 0) return Split::kHeads;
+    int64_t rows = in[kQuery].dims[0], sequences = in[kKvLen].elements();
+    int64_t least = std::max((rows + tile_rows_ - 1) / tile_rows_, sequences) * kv_heads_;
+    return least < 4 * c.threads ? Split::kSegments : Split::kItems;
+  }
+
   // One panel as f32, and a second one where values are stored as keys are.
   int64_t panel_floats() const {
     return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);

@@ -156,13 +156,13 @@ struct KernelTable {
   // come in parts.
   void (*fdot1[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
   void (*fdot4[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
-  // The same for any number of rows: sums[row][kPanel] += . Rows are in tiles [k][kTile] that are
-  // `stride` floats apart.
-  void (*fdot_rows[kFTypes])(const void* panel, const float* x, int64_t stride, int64_t rows,
-                             int64_t k, float* sums);
   // fdot4 of two panels: twice the independent sums. nullptr: the level has too few registers.
   void (*fdot4x2[kFTypes])(const void* panel, const void* other, const float* x, int64_t k,
                            float* acc, float* other_acc);
+  // fdot4 for any number of rows: sums[row][kPanel] += . Rows are in tiles [k][kTile] that are
+  // `stride` floats apart.
+  void (*fdot_rows[kFTypes])(const void* panel, const float* x, int64_t stride, int64_t rows,
+                             int64_t k, float* sums);
   // The same for `count` panels of f32 that are `panel_stride` floats apart:
   // sums[panel][row][kPanel]. float_panels of them are multiplied at once.
   int64_t float_panels;

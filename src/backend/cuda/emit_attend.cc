@@ -341,7 +341,7 @@ size_t kept_bytes(int multiprocessors) {
 
 void emit_attention_table(LaunchList& list, const Libraries& libraries, const int32_t* lengths,
                           int64_t batch, int64_t kv_heads) {
-  if (!list.makes_table({lengths, batch, kv_heads}))
+  if (list.needs_table({lengths, batch, kv_heads}))
     list.add("decode_attention", "decode_attention_table", {1}, kAttentionTableThreads,
              table_of(libraries, lengths, batch, kv_heads));
 }

@@ -173,7 +173,7 @@ class CudaExecutable final : public Executable {
   std::unique_ptr<StreamDecoder> streams_[2];  // by LaunchKind
   std::vector<std::string> symbols_;
   Buffer arena_, scratch_, kept_, inputs_;
-  Buffer last_tokens_;  // [max_rows]: that sample_rows chose
+  Buffer last_tokens_;  // [max_rows]: the last token that sample_rows chose for a row
   std::vector<Prepared> prepared_;
 
   // The step that is being bound.
@@ -190,7 +190,7 @@ class CudaExecutable final : public Executable {
   std::vector<std::pair<size_t, int32_t>> left_ids_;  // that the device replaces
 
   InFlight in_flight_[2];
-  InFlight* step_ = &in_flight_[0];  // that is being launched or finished
+  InFlight* step_ = &in_flight_[0];  // the one being launched or finished
   std::vector<float> converted_;
   Ticket next_ = 1;
   int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0,

@@ -227,11 +227,15 @@ void CudaExecutable::launch_stream(const Prepared& p) {
 // the device whatever they are, one for each sequence, so that it is done with its logits.
 bool CudaExecutable::may_follow(const StepInputs& step) const {
   const InFlight& before = in_flight_[step_ == &in_flight_[0] ? 1 : 0];
-  if (before.waiting || before.error || before.chooser != Chooser::kSampleRows || !before.active ||
-      before.phase.return_logits || phase_count(step) != 1 || (profile_ && profile_->on))
+  if (before.waiting || before.error || before.stream || before.chooser != Chooser::kSampleRows ||
+      !before.active || before.phase.return_logits || phase_count(step) != 1 ||
+      (profile_ && profile_->on))
     return false;
   const StepInputs& phase = before.phase;
-  if (phase.samples.size() > phase.kv_len.size()) return false;
+  for (size_t r = 1; r < phase.out_rows.size(); ++r)
+    if (phase.seq[static_cast<size_t>(phase.out_rows[r])] <=
+        phase.seq[static_cast<size_t>(phase.out_rows[r - 1])])
+      return false;
   return std::all_of(phase.samples.begin(), phase.samples.end(), [&](const SampleRow& sample) {
     return sample.mode == SampleRow::Mode::kSample && sample.parent < 0 &&
            never_on_host(*sample.spec, plans_.vocab);
@@ -253,6 +257,7 @@ bool CudaExecutable::resolve_ids(const StepInputs& step) {
     for (const RowReset& reset : step.resets)
       last(reset.row) = reset.ids.empty() ? kElsewhere : reset.ids.back();
     for (size_t i = 0; i < ids.size(); ++i) {
+      TK_CHECK(!is_output_id(ids[i]), "an id of an earlier phase in a step of one phase");
       const int32_t known = ids[i] < 0 ? last(row_of_id(ids[i])) : kElsewhere;
       if (known == kChosen) left_ids_.emplace_back(i, ids[i]);
       if (known != kElsewhere) ids[i] = std::max(0, known);
@@ -266,6 +271,7 @@ bool CudaExecutable::resolve_ids(const StepInputs& step) {
 void CudaExecutable::launch_resolve(const Prepared& p) {
   ResolveLaunch args{};
   args.ids = reinterpret_cast<int32_t*>(step_of(p).ids);
+  TK_CHECK(args.ids, "a plan without ids");
   args.last = last_tokens_.as<int32_t>();
   args.tokens = static_cast<int32_t>(binder_.ids().size());
   sample_launch_.clear();

@@ -44,13 +44,13 @@ struct Scratch {
 
 constexpr int64_t kCounters = 16384;
 // What else calls may use.
-size_t kept_bytes(int multiprocessors);  // from `counters` on
 struct Libraries {
   Blas* blas = nullptr;   // null: absent
   int hopper_blocks = 0;  // multiprocessors of a GPU that runs kernels of sm_90a; 0: it does not
   DeviceAddress counters = 0;  // [kCounters] of 32 bits, zero before and after each launch
   DeviceAddress table = 0;     // of decode attention, kept from call to call
 };
+size_t kept_bytes(int multiprocessors);  // of the counters and the table
 
 struct CallSite {
   const KernelCall& call;

@@ -56,11 +56,11 @@ void LaunchList::clear() {
   table_ = {};
 }
 
-bool LaunchList::makes_table(const Table& table) {
-  if (table_ == table) return true;
+bool LaunchList::needs_table(const Table& table) {
+  if (table_ == table) return false;
   table_ = table;
   table_at_ = launches_.size();
-  return false;
+  return true;
 }
 
 bool LaunchList::overlaps_table() const {

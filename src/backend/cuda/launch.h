@@ -74,8 +74,8 @@ class LaunchList {
     int64_t batch = 0, kv_heads = 0;
     bool operator==(const Table&) const = default;
   };
-  // Whether there is one for this already; else the next launch has to make it.
-  bool makes_table(const Table& table);
+  // Whether there is none for this yet: then the next launch has to make it.
+  bool needs_table(const Table& table);
   // Whether a launch that overlaps with those before might do so with the one that makes the table.
   bool overlaps_table() const;
 

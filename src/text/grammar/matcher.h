@@ -29,8 +29,10 @@ class Grammar {
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   const std::vector<std::string>& notes() const { return notes_; }  // Ir::notes
   size_t cache_bytes() const;
-  size_t memory_bytes() const { return memory_; }  // at the last operation; does not wait for it
-  bool matches(std::string_view text) const;       // the whole text
+  size_t memory_bytes() const {
+    return memory_;
+  }                                           // before the last operation; does not wait for it
+  bool matches(std::string_view text) const;  // the whole text
 
  private:
   friend class Matcher;
