@@ -1,7 +1,7 @@
-"""Samples of a real model under JSON schemas: python bench/constrained_samples.py TOKAMAK MODEL [--samples 200] [--temperature 1.5] [--tokens 96]
+"""Samples of a real model under JSON schemas: python bench/constrained_samples.py [--samples 200] [--temperature 1.5] [--tokens 96] TOKAMAK MODEL [-- FLAGS]
 
 For every schema of bench/grammar_cases.json as many answers are drawn, through response_format, with jump-forward, and as arguments of a call that tool_choice
-forces. Finished ones must be valid for the Python package jsonschema; those that --tokens cut off are counted. Ends with an error if one is not valid.
+forces (the template of the model has to show tools: -- --chat-template FILE). Finished ones must be valid for the Python package jsonschema; those that --tokens cut off are counted. Ends with an error if one is not valid.
 """
 import argparse
 import http.client

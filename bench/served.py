@@ -12,9 +12,9 @@ import time
 class Server:
     """Runs `tokamak serve` on a free port until stop(), or until the end of a with statement."""
 
-    def __init__(self, tokamak, model, *flags):
+    def __init__(self, tokamak, model, *flags, stderr=subprocess.DEVNULL):
         command = [str(a) for a in (tokamak, "serve", model, "--port", 0, *flags)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         text = ""
         while "ready at" not in text:
             line = self.process.stdout.readline()

@@ -10,17 +10,18 @@ no answer may have had a status of 5xx. Prints one line per case; exit code 1 if
 import argparse
 import contextlib
 import json
-import os
 import pathlib
 import random
 import re
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
+import served  # noqa: E402
 
 CASES = []
 LINGER = struct.pack("ii", 1, 0)  # closing resets the connection
@@ -31,19 +32,12 @@ def case(function):
     return function
 
 
-class Server:
+class Server(served.Server):
     def __init__(self, args, folder, *flags):
         self.folder = pathlib.Path(folder)
         self.log = self.folder / "requests.jsonl"
-        command = [args.tokamak, "serve", args.model, "--port", "0", "--context", "2048", "--batch-dir", self.folder / "batch", "--request-log", self.log, *flags]
-        self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=open(self.folder / "stderr", "a"), text=True)
-        text = ""
-        while "ready at" not in text:
-            line = self.process.stdout.readline()
-            if not line:
-                sys.exit(f"the server did not start: {text}")
-            text += line
-        self.port = int(re.search(r"http://[^:\s]+:(\d+)", text).group(1))
+        with open(self.folder / "stderr", "a") as stderr:
+            super().__init__(args.tokamak, args.model, "--context", 2048, "--batch-dir", self.folder / "batch", "--request-log", self.log, *flags, stderr=stderr)
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cpu/test_model.h"
+#include "backend/cuda/executable.h"
 
 namespace tokamak {
 namespace {
@@ -61,6 +62,41 @@ TEST_P(CudaBits, DoNotDependOnTheBatch) {
   EXPECT_EQ(run(model, 1, 0), want) << "one by one";
   EXPECT_EQ(run(model, 7, 1), want) << "7 rows beside 7 others";
   EXPECT_EQ(run(model, 40, 3), want) << "beside 120 others";
+}
+
+// Greedy steps are queued while another one runs; those that the host samples are not.
+TEST(CudaSteps, AreQueuedWhereTheDeviceChooses) {
+  cpu::TestModelOptions options;
+  options.layers = 1;
+  TestModel model(options);
+  auto backend = make_backend("cuda");
+  LoadOptions load;
+  load.blocks.assign(model.plans.groups.size(), 8);
+  load.max_rows = 1;
+  for (bool on_device : {true, false}) {
+    auto exe = backend->load(cpu::plans_for(*backend, model.plans), model.weights, load);
+    SampleSpec spec;
+    spec.temperature = 0;
+    spec.repetition_penalty = on_device ? 1.0f : 1.5f;
+    auto shared = std::make_shared<const SampleSpec>(spec);
+    TestSequence s;
+    s.tokens = {5, 6, last_id_of_row(0)};
+    std::vector<Ticket> tickets;
+    for (int32_t count : {2, 1}) {
+      StepInputs step;
+      add_to_step(step, s, count);
+      s.done += count;
+      cpu::set_tables(step, {&s}, model.plans.groups.size(), 8);
+      step.return_logits = false;
+      step.out_rows = {count - 1};
+      step.samples = {{.position = s.done, .spec = shared}};
+      if (count == 2) step.resets = {{0, 2, {5, 6}}};
+      tickets.push_back(exe->submit(step));
+    }
+    StepResult result;
+    for (Ticket ticket : tickets) exe->collect(ticket, result);
+    EXPECT_EQ(dynamic_cast<cuda::CudaExecutable&>(*exe).followed_steps(), on_device ? 1 : 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Weights, CudaBits,

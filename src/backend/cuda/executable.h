@@ -26,8 +26,9 @@ namespace tokamak::cuda {
 // changes; a shape that repeats is captured as a graph. A step runs in the first of its plan's
 // launches (Plan::launches) that takes it, else call by call. Used by one thread at a time.
 //
-// Two steps may be in flight. The second one is launched behind the first if the device knows the
-// tokens that it continues (may_follow()); else it waits, as a copy, until the first is collected.
+// Two steps may be in flight. The second one is queued on the device at once if the device itself
+// chooses the tokens that it continues (may_follow()); else a copy of it is kept and launched when
+// the first one is collected.
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
@@ -51,7 +52,7 @@ class CudaExecutable final : public Executable {
   int64_t streamed_steps() const { return streamed_steps_; }
   int64_t layered_steps() const { return layered_steps_; }
   int64_t rows_chosen_on_host() const { return host_rows_; }
-  int64_t followed_steps() const { return followed_steps_; }  // launched behind another
+  int64_t followed_steps() const { return followed_steps_; }  // queued while another ran
 
  private:
   struct Argument {
@@ -100,7 +101,7 @@ class CudaExecutable final : public Executable {
   struct InFlight {
     Ticket ticket = 0;
     std::optional<StepInputs> waiting;  // it is not launched yet
-    bool follows = false;               // it was launched behind another step
+    bool follows = false;               // it was queued while another step ran
     PinnedBuffer staged, values;        // inputs; what leaves the device
     DeviceEvent begin, end;
     StepResult result;
@@ -131,6 +132,7 @@ class CudaExecutable final : public Executable {
   bool resolve_ids(const StepInputs& step);
   InFlight& find(Ticket ticket);
   InFlight& other() { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
+  const InFlight& other() const { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
   void choose_path(uint32_t plan);
   size_t extra_bytes() const;
   void stage_inputs(const Prepared& p);

@@ -223,10 +223,10 @@ void CudaExecutable::launch_stream(const Prepared& p) {
   ++streamed_steps_;
 }
 
-// Whether the step can be launched behind the one in flight: the tokens of that one are chosen on
-// the device whatever they are, one for each sequence, so that it is done with its logits.
+// Whether the step can be queued while another one runs: the device is certain to choose the tokens
+// of that one, one for each sequence, and then needs its logits no more.
 bool CudaExecutable::may_follow(const StepInputs& step) const {
-  const InFlight& before = in_flight_[step_ == &in_flight_[0] ? 1 : 0];
+  const InFlight& before = other();
   if (before.waiting || before.error || before.stream || before.chooser != Chooser::kSampleRows ||
       !before.active || before.phase.return_logits || phase_count(step) != 1 ||
       (profile_ && profile_->on))

@@ -12,7 +12,7 @@ namespace tokamak {
 class DecodePace {
  public:
   double seconds() const { return median_; }  // 0: not known
-  // It was measured with about so many sequences.
+  // Whether it was measured with a similar number of sequences.
   bool covers(int64_t decodes) const {
     return count_ > 0 && 4 * std::abs(decodes - decodes_) <= decodes_;
   }

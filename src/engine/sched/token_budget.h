@@ -61,8 +61,8 @@ class TokenBudget {
     if (measured_.tokens == 0 || alone() == 0) return kLeastPrefill;
     return std::clamp<int64_t>(fit({}, slack_ * 2 * alone(), start), 2, kLeastPrefill);
   }
-  // The next step should have no prompts, because the pace of so many decodes is not known, or not
-  // recently. True once for each number of them.
+  // Whether the next step should have no prompts, because the pace of this number of decodes was
+  // not measured, or not recently. True once for each number.
   bool measure_pace(int64_t decodes) {
     if (!bounded() || pace_factor_ == 0 || decodes == 0) return false;
     bool known = pace_.covers(decodes) || asked_ == decodes;
