@@ -34,8 +34,11 @@ class DeviceSampler {
     params_.write(params.data(), params.size() * sizeof(SampleRowParams));
   }
   void launch(const Stream& stream, int rows) {
-    SampleLaunch l{logits_.as<float>(), params_.as<SampleRowParams>(), tokens_.as<int32_t>(),
-                   vocab_};
+    SampleLaunch l{};
+    l.logits = logits_.as<float>();
+    l.rows = params_.as<SampleRowParams>();
+    l.tokens = tokens_.as<int32_t>();
+    l.vocab = vocab_;
     void* arguments[] = {&l};
     check(driver().launch(function_, static_cast<unsigned>(rows), 1, 1, kSampleThreads, 1, 1, 0,
                           stream.get(), arguments, nullptr),

@@ -40,7 +40,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       scratch_(scratch_bytes(plans_)),
       kept_(kept_bytes(device_.multiprocessors())),
       last_tokens_(static_cast<size_t>(options.max_rows) * sizeof(int32_t)),
-      sample_launch_(kernels_),
+      own_launches_(kernels_),
       graphs_(graphs_enabled()),
       libraries_{
           blas_.get(),

@@ -102,7 +102,7 @@ class CudaExecutable final : public Executable {
     Ticket ticket = 0;
     std::optional<StepInputs> waiting;  // it is not launched yet
     bool follows = false;               // it was queued while another step ran
-    PinnedBuffer staged, values;        // inputs; what leaves the device
+    PinnedBuffer staged, values, tokens;  // inputs; what leaves the device; those of sample_rows
     DeviceEvent begin, end;
     StepResult result;
     std::exception_ptr error;
@@ -112,7 +112,7 @@ class CudaExecutable final : public Executable {
     StreamDecoder* stream = nullptr;  // the persistent kernel, if it runs the phase
     bool layered = false;             // fused layers run it
     Chooser chooser = Chooser::kHost;
-    size_t states_at = 0, tokens_at = 0;  // in `values`
+    size_t states_at = 0;  // in `values`
     uint32_t plan = 0;
     StepInputs phase;
     std::vector<int32_t> ids;
@@ -135,11 +135,11 @@ class CudaExecutable final : public Executable {
   const InFlight& other() const { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
   void choose_path(uint32_t plan);
   size_t extra_bytes() const;
-  void stage_inputs(const Prepared& p);
-  void stage_extras(size_t at);
+  void stage_inputs(const Prepared& p, bool ids_on_device);
+  size_t stage_extras(size_t at);
+  void launch_staging(const Prepared& p, size_t bytes, bool ids_on_device);
   void launch_stream(const Prepared& p);
-  void launch_resolve(const Prepared& p);
-  void launch_sampling(const Prepared& p);
+  void add_sampling(const Prepared& p, LaunchList& list) const;
   LayerLaunches::Step step_of(const Prepared& p) const;
   DeviceAddress logits_of(const Prepared& p) const;  // 0: the plan has none in f32
   void take_tokens();
@@ -183,9 +183,9 @@ class CudaExecutable final : public Executable {
   StepView view_;
   std::vector<int64_t> key_;
   DeviceAddress states_ = 0;                             // of the persistent kernel
-  DeviceAddress sampling_ = 0, tokens_ = 0, peaks_ = 0;  // of sample_rows
+  DeviceAddress sampling_ = 0, host_tokens_ = 0, peaks_ = 0;  // of sample_rows
   std::vector<DecodeSampling> stream_sampling_;
-  LaunchList sample_launch_;
+  LaunchList own_launches_;  // outside of shapes
   std::vector<int32_t> device_tokens_;  // empty: the host or table_sampler_ chooses
   std::vector<int64_t> left_rows_;      // that table_sampler_ leaves to the host
   std::vector<int32_t> last_ids_;

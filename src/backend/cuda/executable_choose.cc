@@ -1,5 +1,6 @@
 // Which kernels run a step, and who chooses its tokens.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "backend/cuda/executable.h"
@@ -160,18 +161,19 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
   return step;
 }
 
-// States of the persistent kernel; parameters, tokens and peaks of sample_rows.
+// States of the persistent kernel; parameters of sample_rows, where its tokens go, peaks.
 size_t CudaExecutable::extra_bytes() const {
   const size_t rows = binder_.phase().samples.size();
   size_t total = 0;
   if (step_->stream) total += padded(rows * sizeof(DecodeState));
   if (step_->chooser == Chooser::kSampleRows)
-    total += padded(rows * sizeof(SampleRowParams)) + padded(rows * sizeof(int32_t)) +
+    total += padded(rows * sizeof(SampleRowParams)) + padded(sizeof(int32_t*)) +
              padded(rows * kSampleParts * sizeof(SamplePeak));
   return total;
 }
 
-void CudaExecutable::stage_extras(size_t at) {
+// The end of what is copied to the device.
+size_t CudaExecutable::stage_extras(size_t at) {
   const StepInputs& phase = binder_.phase();
   const size_t rows = phase.samples.size();
   auto place = [&](size_t bytes) {
@@ -185,7 +187,7 @@ void CudaExecutable::stage_extras(size_t at) {
                                reinterpret_cast<DecodeState*>(step_->staged.data() + here));
     states_ = inputs_.address() + here;
   }
-  if (step_->chooser != Chooser::kSampleRows) return;
+  if (step_->chooser != Chooser::kSampleRows) return at;
   size_t here = place(rows * sizeof(SampleRowParams));
   for (size_t r = 0; r < rows; ++r) {
     SampleRowParams params = sample_params(phase.samples[r]);
@@ -193,12 +195,14 @@ void CudaExecutable::stage_extras(size_t at) {
     std::memcpy(step_->staged.data() + here + r * sizeof params, &params, sizeof params);
   }
   sampling_ = inputs_.address() + here;
-  here = place(rows * sizeof(int32_t));
-  std::memset(step_->staged.data() + here, 0, rows * sizeof(int32_t));
-  tokens_ = inputs_.address() + here;
-  here = place(rows * kSampleParts * sizeof(SamplePeak));
-  std::memset(step_->staged.data() + here, 0, rows * kSampleParts * sizeof(SamplePeak));
-  peaks_ = inputs_.address() + here;
+  here = place(sizeof(int32_t*));
+  if (step_->tokens.bytes() < rows * sizeof(int32_t))
+    step_->tokens = PinnedBuffer(std::bit_ceil(rows) * sizeof(int32_t));
+  const auto* tokens = reinterpret_cast<int32_t*>(step_->tokens.data());
+  std::memcpy(step_->staged.data() + here, &tokens, sizeof tokens);
+  host_tokens_ = inputs_.address() + here;
+  peaks_ = inputs_.address() + at;
+  return at;
 }
 
 DeviceAddress CudaExecutable::logits_of(const Prepared& p) const {
@@ -268,32 +272,35 @@ bool CudaExecutable::resolve_ids(const StepInputs& step) {
   return !left_ids_.empty();
 }
 
-void CudaExecutable::launch_resolve(const Prepared& p) {
-  ResolveLaunch args{};
-  args.ids = reinterpret_cast<int32_t*>(step_of(p).ids);
-  TK_CHECK(args.ids, "a plan without ids");
+void CudaExecutable::launch_staging(const Prepared& p, size_t bytes, bool ids_on_device) {
+  StageLaunch args{};
+  args.from = reinterpret_cast<const StagedPiece*>(step_->staged.data());
+  args.to = inputs_.as<StagedPiece>();
   args.last = last_tokens_.as<int32_t>();
-  args.tokens = static_cast<int32_t>(binder_.ids().size());
-  sample_launch_.clear();
-  sample_launch_.add("sample", "resolve_ids",
-                     {(args.tokens + kResolveThreads - 1) / kResolveThreads}, kResolveThreads,
-                     args);
-  sample_launch_.run(stream_);
+  args.pieces = static_cast<int32_t>(bytes / sizeof(StagedPiece));
+  if (ids_on_device) {
+    const DeviceAddress ids = step_of(p).ids;
+    TK_CHECK(ids, "a plan without ids");
+    args.first_id = static_cast<int32_t>((ids - inputs_.address()) / sizeof(int32_t));
+    args.ids = static_cast<int32_t>(binder_.ids().size());
+  }
+  own_launches_.clear();
+  own_launches_.add("sample", "stage_inputs", {(args.pieces + kStageThreads - 1) / kStageThreads},
+                    kStageThreads, args);
+  own_launches_.run(stream_);
 }
 
-void CudaExecutable::launch_sampling(const Prepared& p) {
+void CudaExecutable::add_sampling(const Prepared& p, LaunchList& list) const {
   SampleLaunch args{};
   args.logits = reinterpret_cast<const float*>(logits_of(p));
   args.rows = reinterpret_cast<const SampleRowParams*>(sampling_);
-  args.tokens = reinterpret_cast<int32_t*>(tokens_);
+  args.host_tokens = reinterpret_cast<int32_t* const*>(host_tokens_);
   args.vocab = static_cast<int32_t>(plans_.vocab);
   args.peaks = reinterpret_cast<SamplePeak*>(peaks_);
   args.last = last_tokens_.as<int32_t>();
   const int64_t rows = std::ssize(binder_.phase().samples);
-  sample_launch_.clear();
-  sample_launch_.add("sample", "sample_peaks", {kSampleParts, rows}, kPeakThreads, args);
-  sample_launch_.add_overlapped("sample", "sample_rows", {rows}, kSampleThreads, args);
-  sample_launch_.run(stream_);
+  list.add_overlapped("sample", "sample_peaks", {kSampleParts, rows}, kPeakThreads, args);
+  list.add_overlapped("sample", "sample_rows", {rows}, kSampleThreads, args);
 }
 
 // The tokens that the device has chosen; none where the host has to.
@@ -309,7 +316,7 @@ void CudaExecutable::take_tokens() {
     return;
   }
   if (step_->chooser != Chooser::kSampleRows) return;
-  const auto* tokens = reinterpret_cast<const int32_t*>(step_->values.data() + step_->tokens_at);
+  const auto* tokens = reinterpret_cast<const int32_t*>(step_->tokens.data());
   if (std::find(tokens, tokens + rows, kSampleOnHost) != tokens + rows) return fetch_logits();
   for (size_t r = 0; r < rows; ++r) device_tokens_.push_back(token_or_failure(tokens[r]));
 }

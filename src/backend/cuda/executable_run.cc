@@ -50,20 +50,23 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   const bool on_device = sampler_ && resolve_ids(step);
   choose_path(plan);
   step_->begin.record(stream_);
-  stage_inputs(p);
-  if (on_device) launch_resolve(p);
+  stage_inputs(p, on_device);
   if (step_->stream)
     launch_stream(p);
   else
     launch(p, plan);
-  if (step_->chooser == Chooser::kSampleRows) launch_sampling(p);
+  if (step_->chooser == Chooser::kSampleRows && (step_->stream || (profile_ && profile_->on))) {
+    own_launches_.clear();
+    add_sampling(p, own_launches_);
+    own_launches_.run(stream_);
+  }
   fetch(p);
   step_->end.record(stream_);
   keep_phase(plan);
 }
 
 // Packs what the plan reads into pinned memory and copies it in one piece.
-void CudaExecutable::stage_inputs(const Prepared& p) {
+void CudaExecutable::stage_inputs(const Prepared& p, bool ids_on_device) {
   const StepInputs& in = binder_.inputs();
   size_t total = 0;
   for (uint32_t i : p.inputs) {
@@ -108,9 +111,8 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
     view_.views[g] = {reinterpret_cast<const int32_t*>(inputs_.address() + here), stride,
                       kv_.block_size(g)};
   }
-  stage_extras(at);
-  at += extra_bytes();
-  if (at > 0) stream_.copy_in(inputs_.address(), step_->staged.data(), at);
+  at = stage_extras(at);
+  if (at > 0) launch_staging(p, at, ids_on_device);
   int32_t longest = 0;
   for (int32_t n : in.kv_len) longest = std::max(longest, n);
   auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
@@ -152,6 +154,8 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   key_.push_back(view_.causal);
   key_.push_back(view_.plain_mask);
   key_.push_back(step_->layered);
+  const bool samples = step_->chooser == Chooser::kSampleRows;
+  key_.push_back(samples ? std::ssize(binder_.phase().samples) : -1);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
@@ -160,6 +164,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   auto made = std::make_unique<Shaped>(kernels_);
   if (step_->layered) {
     layers_->emit(step_of(p), view_, {scratch_.address(), scratch_.bytes()}, made->launches);
+    if (samples) add_sampling(p, made->launches);
     return *(p.shapes[key_] = std::move(made));
   }
   for (const Call& c : p.calls) {
@@ -169,6 +174,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
     c.kernel->emit(site, made->launches);
     made->launches.next_call();
   }
+  if (samples) add_sampling(p, made->launches);
   return *(p.shapes[key_] = std::move(made));
 }
 
@@ -214,13 +220,9 @@ void CudaExecutable::fetch(const Prepared& p) {
   const size_t rows = phase.samples.size();
   step_->states_at = at;
   if (step_->stream) at += staged_bytes(rows * sizeof(DecodeState));
-  step_->tokens_at = at;
-  if (step_->chooser == Chooser::kSampleRows) at += staged_bytes(rows * sizeof(int32_t));
   grow(step_->values, at);
   if (step_->stream)
     stream_.copy_out(step_->values.data() + step_->states_at, states_, rows * sizeof(DecodeState));
-  if (step_->chooser == Chooser::kSampleRows)
-    stream_.copy_out(step_->values.data() + step_->tokens_at, tokens_, rows * sizeof(int32_t));
   for (const Fetched& f : step_->fetched) {
     Tensor t = tensor_of(p.outputs[f.output], binder_.own_symbols());
     size_t bytes = dtype_bytes(t.dtype, f.elements);

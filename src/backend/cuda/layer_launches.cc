@@ -312,9 +312,9 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
   args.rows = step.tokens;
   args.half = decoder_.shape.head_dim / 2;
   args.scale = decoder_.shape.rope_scale;
-  list.add("op_layer", "op_rope_turns",
-           {(args.rows * args.half + kElementThreads - 1) / kElementThreads}, kElementThreads,
-           args);
+  list.add_overlapped("op_layer", "op_rope_turns",
+                      {(args.rows * args.half + kElementThreads - 1) / kElementThreads},
+                      kElementThreads, args);
 }
 
 // To normed_.
@@ -395,13 +395,14 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
   const DecoderShape& s = decoder_.shape;
   const int64_t rows = step.tokens;
   TK_CHECK(rows <= rows_ && view.causal, "{} rows of at most {}", rows, rows_);
-  emit_embedding(list, kv_, plans_.weights.at(decoder_.embedding),
-                 weights_.address(decoder_.embedding), step.ids,
-                 {DType::kF32, {rows, s.hidden}, residual_, 0});
   if (rows == step.sequences && rows <= kAttentionMaxBatch && libraries_.hopper_blocks > 0)
     emit_attention_table(list, libraries_, reinterpret_cast<const int32_t*>(step.kv_len), rows,
                          s.kv_heads);
   turns(list, step);
+  // Overlaps with nothing before, so that those after it may rely on the table.
+  emit_embedding(list, kv_, plans_.weights.at(decoder_.embedding),
+                 weights_.address(decoder_.embedding), step.ids,
+                 {DType::kF32, {rows, s.hidden}, residual_, 0});
   Delta delta;
   for (const PlannedLayer& l : decoder_.layers) {
     add_norm(list, delta, l.attention_norm, rows);

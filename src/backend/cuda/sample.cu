@@ -442,13 +442,20 @@ TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
   const SamplePeak* peaks = a.peaks ? a.peaks + blockIdx.x * kSampleParts : nullptr;
   int token =
       sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose(peaks);
-  if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
+  if (threadIdx.x == 0) (a.tokens ? a.tokens : *a.host_tokens)[blockIdx.x] = token;
   if (threadIdx.x == 0 && a.last) a.last[a.rows[blockIdx.x].row] = token > 0 ? token : 0;
 }
 
-TK_KERNEL(resolve_ids, ResolveLaunch, kResolveThreads) {
-  const int i = static_cast<int>(blockIdx.x * kResolveThreads + threadIdx.x);
-  if (i < a.tokens && a.ids[i] < 0) a.ids[i] = a.last[-1 - a.ids[i]];
+TK_KERNEL(stage_inputs, StageLaunch, kStageThreads) {
+  const int i = static_cast<int>(blockIdx.x * kStageThreads + threadIdx.x);
+  if (i >= a.pieces) return;
+  StagedPiece piece = a.from[i];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int id = 4 * i + j - a.first_id;
+    if (id >= 0 && id < a.ids && piece.words[j] < 0) piece.words[j] = a.last[-1 - piece.words[j]];
+  }
+  a.to[i] = piece;
 }
 
 // Likewise.

@@ -34,19 +34,26 @@ constexpr int kSampleParts = 8, kPeakThreads = 512;
 struct SampleLaunch {
   const float* logits;          // [rows, vocab]
   const SampleRowParams* rows;  // [rows]
-  int32_t* tokens;              // [rows]
+  int32_t* tokens;              // [rows]; null: they go to *host_tokens
+  int32_t* const* host_tokens;  // pinned memory: another one in each step
   int32_t vocab;
   SamplePeak* peaks;  // [rows, kSampleParts]; null: sample_rows finds them
   int32_t* last;      // [rows of the executable]; may be null
 };
 
-// Ids of a step that are below zero stand for the last token of a row (plan/step.h).
-struct ResolveLaunch {
-  int32_t* ids;
-  const int32_t* last;
-  int32_t tokens;
+// Copies the inputs of a step from pinned memory. Ids that are below zero stand for the last token
+// of a row (plan/step.h).
+struct alignas(16) StagedPiece {
+  int32_t words[4];
 };
-constexpr int kResolveThreads = 256;
+struct StageLaunch {
+  const StagedPiece* from;
+  StagedPiece* to;
+  const int32_t* last;
+  int32_t pieces;
+  int32_t first_id, ids;  // words
+};
+constexpr int kStageThreads = 256;
 
 // A row of the function "sample" (ops/sampling.h): changes of single logits, then a choice or a
 // given token, then log-probabilities under the model's own distribution.
