@@ -6,6 +6,7 @@
 #include "serve/openai/api_error.h"
 #include "serve/openai/fields.h"
 #include "serve/openai/structured.h"
+#include "text/grammar/call_grammar.h"
 #include "text/grammar/vocabulary.h"
 #include "text/output/mark.h"
 
@@ -87,11 +88,8 @@ bool is_strict(const Value& tool) {
 
 // Arguments that are not strict are any object.
 Value argument_schema(const Value& function, bool strict) {
-  const Value* parameters = function.find("parameters");
-  bool any = !strict || parameters == nullptr || parameters->is_null();
-  Value schema = any ? Value::object() : *parameters;
-  if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
-  return schema;
+  const Value* parameters = strict ? function.find("parameters") : nullptr;
+  return grammar::object_schema(parameters == nullptr ? Value() : *parameters);
 }
 
 std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
