@@ -126,12 +126,22 @@ TEST(Prepare, ArgumentsAreObjects) {
       std::string valid = call;
       valid.replace(valid.find('@'), 1, "3");
       EXPECT_TRUE(grammar->matches(valid));
-      if (size_t at = call.find(object); at != call.npos)
-        for (const char* other : {"null", "[]", "[3]", "3"})
-          EXPECT_FALSE(grammar->matches(std::string(call).replace(at, object.size(), other)));
+      const size_t at = call.find(object);
+      if (at == call.npos) continue;
+      for (const char* other : {"null", "[]", "[3]", "3"}) {
+        EXPECT_FALSE(grammar->matches(std::string(call).replace(at, object.size(), other)));
+      }
     }
-    EXPECT_THROW(calls(R"({"type": ["array", "null"]})"), Error);
-    EXPECT_THROW(calls(R"({"type": "array"})"), Error);
+    EXPECT_THROW(calls(R"({"type": ["array", "null"]})"), ApiError);
+    EXPECT_THROW(calls(R"({"type": "array"})"), ApiError);
+    try {
+      calls(R"({"type": "object", "properties": {"x": {"items": {}, "uniqueItems": true}}})");
+      ADD_FAILURE() << "uniqueItems is accepted";
+    } catch (const ApiError& e) {
+      EXPECT_NE(std::string_view(e.what()).find(", #/properties/x/uniqueItems: "),
+                std::string_view::npos)
+          << e.what();
+    }
   }
 }
 

@@ -164,7 +164,7 @@ void find_classes(Nfa& nfa) {
   }
 }
 
-// Of words; two edges that share the characters of one symbol count as a difference.
+// Finds Nfa::mixed of words. Two edges that share the characters of a symbol count as different.
 void find_mixed(Nfa& nfa) {
   for (Position p = 0; p < nfa.positions(); ++p)
     for (const Nfa::ByteEdge& e : nfa.bytes.of(p))
