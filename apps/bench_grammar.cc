@@ -21,6 +21,7 @@ using grammar::Kind;
 struct GrammarBenchFlags {
   std::string model, cases = "bench/grammar_cases.json";
   int repeat = 5;
+  bool check = false;
   bool json = false;  // accepted as in the other benchmarks
 };
 
@@ -34,10 +35,22 @@ Value mask_summary(std::vector<double>& micros) {
       {"masks", micros.size()}, {"median_us", at(0.5)}, {"p99_us", at(0.99)}, {"max_us", at(1)}};
 }
 
+// A mask has exactly the tokens that the matcher accepts one by one.
+void check_mask(grammar::Matcher& matcher, const std::vector<uint32_t>& mask, int32_t tokens,
+                const std::string& name) {
+  for (int32_t id = 0; id < tokens; ++id) {
+    const bool accepted = matcher.accept(id);
+    if (accepted) matcher.rollback(1);
+    if (accepted != ((mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0))
+      fail(ErrorCode::kInternal, "{}: after {} tokens, the mask is wrong for token {}", name,
+           matcher.size(), id);
+  }
+}
+
 // Follows the document token by token; adds the CPU time of each mask, which other programs on the
 // machine change little.
 void time_masks(const std::shared_ptr<const Grammar>& grammar, const std::vector<int32_t>& ids,
-                const std::string& name, std::vector<double>& micros) {
+                const std::string& name, bool check, std::vector<double>& micros) {
   grammar::Matcher matcher(grammar);
   std::vector<uint32_t> mask(grammar->vocabulary().words());
   for (size_t i = 0; i <= ids.size(); ++i) {
@@ -46,6 +59,7 @@ void time_masks(const std::shared_ptr<const Grammar>& grammar, const std::vector
     matcher.fill_mask(mask);
     bool end = matcher.accepting();
     micros.push_back((process_cpu_seconds() - start) * 1e6);
+    if (check) check_mask(matcher, mask, static_cast<int32_t>(grammar->vocabulary().size()), name);
     if (i == ids.size() && !end)
       fail(ErrorCode::kInvalidArgument, "{}: the document is cut off", name);
     if (i < ids.size() && !matcher.accept(ids[i]))
@@ -75,9 +89,9 @@ void bench_grammar(const GrammarBenchFlags& f) {
       double begin = process_cpu_seconds();
       auto grammar = std::make_shared<const Grammar>(grammar::parse_grammar(source), vocabulary);
       own_compile.push_back((process_cpu_seconds() - begin) * 1e6);
-      time_masks(grammar, ids, name, own_cold);
-      time_masks(grammar, ids, name, own_warm);
-      time_masks(grammar, ids, name, own_hot);
+      time_masks(grammar, ids, name, f.check, own_cold);
+      time_masks(grammar, ids, name, f.check, own_warm);
+      time_masks(grammar, ids, name, f.check, own_hot);
     }
     for (auto [all, own] : {std::pair(&cold, &own_cold),
                             {&warm, &own_warm},
@@ -116,6 +130,8 @@ void add_bench_grammar(CLI::App& bench) {
   verb->add_option("--repeat", flags->repeat, "grammars compiled per case")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  verb->add_flag("--check", flags->check,
+                 "compare every mask with all tokens, one by one (seconds to minutes)");
   verb->add_flag("--json", flags->json, "has no effect: the output is always JSON");
   verb->footer("Example:\n  tokamak bench grammar model.gguf --repeat 3");
   verb->callback([flags] { bench_grammar(*flags); });

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -275,6 +276,64 @@ TEST(UniqueStrings, MasksForbidRepetitions) {
     }
   }
   EXPECT_GT(forbidden, 100);
+}
+
+// Tokens of words, of other plain characters, with quotes and escapes, and some that begin inside
+// of a character.
+std::shared_ptr<const Vocabulary> string_tokens() {
+  const std::vector<std::string> parts = {"a",  "b", "f",  "n", "u",  "z",    "A",    "Z",  "0",
+                                          "1",  "9", " ",  ".", "-",  "_",    "@",    ":",  ",",
+                                          "\"", "{", "}",  "é", "日", "\xE6", "\x97", "\n", "\x01",
+                                          "a",  "b", "\\", "e", "Z",  "5"};
+  std::mt19937 rng(13);
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  while (tokens.size() < 2400) {
+    std::string text;
+    const size_t kinds = rng() % 3 == 0 ? parts.size() : 11;  // words are the most frequent
+    for (size_t count = 1 + rng() % (rng() % 8 == 0 ? 30 : 6); count > 0; --count)
+      text += parts[rng() % kinds];
+    if (rng() % 4 == 0) text = parts[rng() % parts.size()] + text;
+    tokens.push_back(text);
+  }
+  return std::make_shared<Vocabulary>(tokens);
+}
+
+// Masks of strings are found for many tokens at once: all of a length, or all of a shape.
+TEST(JsonSchema, MasksOfStringsAreTheAcceptedTokens) {
+  const auto vocabulary = string_tokens();
+  const auto size = static_cast<int32_t>(vocabulary->size());
+  for (const char* schema :
+       {R"({"type": "string"})", R"({"type": "string", "minLength": 2, "maxLength": 5})",
+        R"({"type": "string", "minLength": 3, "maxLength": 40})",
+        R"({"type": "string", "format": "email"})", R"({"type": "string", "format": "uri"})",
+        R"({"type": "string", "format": "uuid"})",
+        R"({"type": "string", "pattern": "^[a-z]{2,}-[A-Z0-9]{1,4}$"})",
+        R"({"type": "string", "pattern": "^[^@]+@[^a]*$"})",
+        R"({"type": "string", "pattern": "^\\p{L}{1,12}$"})",
+        R"({"type": "string", "pattern": "(?i)^(ab|ba|z)+$", "maxLength": 9})",
+        R"({"enum": ["a", "aZ", "ab9", "bé", "Z\n"]})", R"({"additionalProperties": true})"}) {
+    const auto grammar =
+        std::make_shared<Grammar>(json_schema_grammar(parse_json(schema)), vocabulary);
+    std::mt19937 rng(17);
+    for (int round = 0; round < 4; ++round) {
+      Matcher matcher(grammar);
+      for (int step = 0; step < 6; ++step) {
+        std::vector<uint32_t> mask(vocabulary->words(), 0);
+        matcher.fill_mask(mask);
+        std::vector<int32_t> allowed;
+        for (int32_t id = 0; id < size; ++id) {
+          const bool expected = matcher.accept(id);
+          if (expected) matcher.rollback(1);
+          ASSERT_EQ(has_bit(mask, id), expected)
+              << schema << ", step " << step << ": " << dump_json(Value::Array{id});
+          if (expected) allowed.push_back(id);
+        }
+        if (allowed.empty()) break;
+        ASSERT_TRUE(matcher.accept(allowed[rng() % allowed.size()]));
+      }
+    }
+  }
 }
 
 }  // namespace

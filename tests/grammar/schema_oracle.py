@@ -150,7 +150,6 @@ def calls(checks, name, schema, draft, valid, invalid):
     valid, invalid = ([v for v in values if isinstance(v, dict)] for values in (valid, invalid))
     if not isinstance(schema, dict) or not valid:
         return
-    schema = schema if "type" in schema else {**schema, "type": "object"}
     validator = validator_of(schema, draft)
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     forms = list(PRINTED)

@@ -78,7 +78,7 @@ void add_lora(std::vector<OpCase>& cases) {
       c.in = {activation({77}), weight(dtype, {4, rank, 77}), weight(dtype, {4, 37, rank}),
               input("seq")};
       c.out = {37};
-      c.batch = {.own = {1, 3, 2, 140}, .older = {0, 0, 0, 0}};
+      c.batch = {.own = {1, 3, 2, 300}, .older = {0, 0, 0, 0}};
       cases.push_back(std::move(c));
     }
 }

@@ -84,7 +84,7 @@ class Lora final : public CpuOp {
   }
 
  private:
-  static constexpr int64_t kSideRows = kMaxTiles * kTile, kSidePanels = 4;
+  static constexpr int64_t kSidePanels = 4;
 
   // Rows in the order of their slots; those without an adapter, or whose adapter does not change
   // this matrix, come last.
@@ -96,7 +96,8 @@ class Lora final : public CpuOp {
   int64_t slots() const { return static_cast<int64_t>(a_.slots.size()); }
   int64_t order_bytes() const { return ((slots() + 2 + most_rows_) * 4 + 63) / 64 * 64; }
   int64_t side_bytes() const {
-    return (std::max(kTile * k_, kSideRows * kSidePanels * kPanel) * 4 + 63) / 64 * 64;
+    const int64_t rows = b_[0].chunk_tiles() * kTile;
+    return (std::max(kTile * k_, rows * kSidePanels * kPanel) * 4 + 63) / 64 * 64;
   }
   int64_t slot_of(int32_t adapter) const {
     TK_CHECK(adapter < slots(), "lora: adapter {} of {}", adapter, slots());

@@ -6,6 +6,7 @@
 #include "serve/openai/api_error.h"
 #include "serve/openai/fields.h"
 #include "serve/openai/structured.h"
+#include "text/grammar/call_grammar.h"
 #include "text/grammar/vocabulary.h"
 #include "text/output/mark.h"
 
@@ -87,11 +88,13 @@ bool is_strict(const Value& tool) {
 
 // Arguments that are not strict are any object.
 Value argument_schema(const Value& function, bool strict) {
-  const Value* parameters = function.find("parameters");
-  bool any = !strict || parameters == nullptr || parameters->is_null();
-  Value schema = any ? Value::object() : *parameters;
-  if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
-  return schema;
+  const Value* parameters = strict ? function.find("parameters") : nullptr;
+  try {
+    return grammar::object_schema(parameters == nullptr ? Value() : *parameters);
+  } catch (const Error& e) {
+    bad_request("tools", "invalid_value", "Invalid 'tools': function '{}': {}.",
+                function.at("name").as_string(), e.what());
+  }
 }
 
 std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
@@ -122,6 +125,30 @@ Value call_schema(const Value& function, const JsonCallFormat& format, const std
                        {"additionalProperties", false}};
 }
 
+// Where the schema of a function is within that of its call.
+struct SchemaPlace {
+  std::string function, path;
+};
+
+// Errors name the place in the function's own schema.
+std::shared_ptr<const grammar::Grammar> compile_calls(const GrammarSource& source,
+                                                      const std::vector<SchemaPlace>& places,
+                                                      const ServedModel& model) {
+  try {
+    return compile_grammar(source, "tools", model);
+  } catch (const ApiError& e) {
+    std::string message = e.what();
+    for (const SchemaPlace& place : places) {
+      const std::string before = "the JSON schema, ", found = before + place.path + "/";
+      const size_t at = message.find(found);
+      if (at == message.npos) continue;
+      message.replace(at, found.size(), fmt::format("function '{}': {}#/", place.function, before));
+      break;
+    }
+    throw ApiError(e.status(), std::move(message), e.param(), e.error_code());
+  }
+}
+
 // A call of one of the tools. `forced`: arguments follow the schema in all of them, not only in
 // strict ones.
 std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& tools,
@@ -130,10 +157,13 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
   auto compile = [&](bool all, bool strict) {
     std::string_view list = format.list ? "/items" : "";
     Value calls = Value::array();
+    std::vector<SchemaPlace> places;
     for (const Value& tool : tools) {
-      std::string path =
-          fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format.arguments);
-      calls.push(call_schema(tool.at("function"), format, path, all || is_strict(tool)));
+      const Value& function = tool.at("function");
+      places.push_back(
+          {function.at("name").as_string(),
+           fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format.arguments)});
+      calls.push(call_schema(function, format, places.back().path, all || is_strict(tool)));
     }
     Value schema = Value::Object{{"anyOf", std::move(calls)}};
     if (format.list)
@@ -145,7 +175,7 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
         format.before);
     source.after = spelled(format.after, trimmed(format.after), model);
     source.strict = strict;
-    return compile_grammar(source, "tools", model);
+    return compile_calls(source, places, model);
   };
   const bool any = std::any_of(tools.begin(), tools.end(), is_strict);
   const bool every = std::all_of(tools.begin(), tools.end(), is_strict);

@@ -98,6 +98,53 @@ TEST(Prepare, CallsInOtherFormats) {
   }
 }
 
+// Arguments are objects, also where the parameters may be something else.
+TEST(Prepare, ArgumentsAreObjects) {
+  const std::string x = R"("properties": {"x": {"type": "integer"}}, "required": ["x"])";
+  for (const ToolFormat& format : tool_formats()) {
+    if (format.name == "harmony") continue;
+    ServedModel model = fake_model(nullptr);
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    model.tool_format = &format;
+    auto shared = std::make_shared<const ServedModel>(std::move(model));
+    auto calls = [&](const std::string& parameters) {
+      return prepare_chat(parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tools": [
+          {"type": "function", "function": {"name": "f", "strict": true, "parameters": )" +
+                                     parameters + "}}]}"),
+                          shared)
+          .params.call_grammar;
+    };
+    for (const std::string& parameters :
+         {R"({"type": ["array", "object", "null"], )" + x + "}",
+          R"({"anyOf": [{"type": "null"}, {"type": "object", )" + x + "}]}",
+          R"({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/p",
+              "definitions": {"p": {"type": ["null", "object"], )" +
+              x + "}}}"}) {
+      SCOPED_TRACE(fmt::format("{}: {}", format.name, parameters));
+      const auto grammar = calls(parameters);
+      const std::string call = kCalls.at(format.name), object = R"({"x": @})";
+      std::string valid = call;
+      valid.replace(valid.find('@'), 1, "3");
+      EXPECT_TRUE(grammar->matches(valid));
+      const size_t at = call.find(object);
+      if (at == call.npos) continue;
+      for (const char* other : {"null", "[]", "[3]", "3"}) {
+        EXPECT_FALSE(grammar->matches(std::string(call).replace(at, object.size(), other)));
+      }
+    }
+    EXPECT_THROW(calls(R"({"type": ["array", "null"]})"), ApiError);
+    EXPECT_THROW(calls(R"({"type": "array"})"), ApiError);
+    try {
+      calls(R"({"type": "object", "properties": {"x": {"items": {}, "uniqueItems": true}}})");
+      ADD_FAILURE() << "uniqueItems is accepted";
+    } catch (const ApiError& e) {
+      EXPECT_NE(std::string_view(e.what()).find(", #/properties/x/uniqueItems: "),
+                std::string_view::npos)
+          << e.what();
+    }
+  }
+}
+
 // Where the marks of a JSON format are control tokens, calls are written with these tokens.
 TEST(Prepare, MarksOfCallsAsControlTokens) {
   TokenizerSpec spec = testing::byte_tokenizer()->spec();

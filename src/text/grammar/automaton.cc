@@ -89,6 +89,7 @@ StateId Automaton::intern_state(std::vector<Position>& positions) {
     state.final |= nfa_.final[p] != 0;
     state.has_bytes |= !nfa_.bytes.of(p).empty();
     state.has_calls |= !nfa_.calls.of(p).empty();
+    state.mixed |= nfa_.mixed[p];
   }
   positions_.insert(positions_.end(), positions.begin(), positions.end());
   states_.push_back(state);
@@ -265,6 +266,7 @@ ConfigId Automaton::intern_config() {
   spend(1 + work_.size() / 4);
   closing_.first = static_cast<uint32_t>(items_.size());
   closing_.count = static_cast<uint32_t>(work_.size());
+  for (const Item& item : work_) closing_.mixed |= states_[item.state].mixed;
   items_.insert(items_.end(), work_.begin(), work_.end());
   configs_.push_back(closing_);
   steps_.resize(configs_.size() * classes_, kUnset);

@@ -36,6 +36,7 @@ class Automaton {
     uint32_t first = 0, count = 0;  // items
     bool accepting = false;         // the text may end here
     bool returns = false;           // may leave the state of local_config
+    uint8_t mixed = 0;              // Nfa::mixed of its positions
   };
 
   ConfigId start_config();
@@ -87,6 +88,7 @@ class Automaton {
     uint32_t first_call = 0, call_count = 0;  // in calls_
     RuleId rule = 0;
     bool final = false, has_bytes = false, has_calls = false;
+    uint8_t mixed = 0;
   };
   struct Context {
     uint32_t first = 0, count = 0;  // entries

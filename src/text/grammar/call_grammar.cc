@@ -156,13 +156,10 @@ ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Spell
   if (!can_write(format, name))
     fail(ErrorCode::kInvalidArgument,
          "the name of the function '{}' cannot be written in the model's format of calls", name);
-  Value schema = tool.at("parameters");
-  if (schema.is_null()) {
-    schema = Value::Object{{"type", "object"}};
-    if (notation.syntax && !notation.syntax->value_end.empty()) {
-      schema.set("additionalProperties", Value::Object{{"type", "string"}});
-      notation.syntax->texts_only = true;
-    }
+  Value schema = object_schema(tool.at("parameters"));
+  if (tool.at("parameters").is_null() && notation.syntax && !notation.syntax->value_end.empty()) {
+    schema.set("additionalProperties", Value::Object{{"type", "string"}});
+    notation.syntax->texts_only = true;
   }
   const ExprId arguments = ir.ref(ir.embed(arguments_grammar(schema, notation, strict)));
   std::vector<ExprId> forms;
@@ -209,6 +206,25 @@ std::span<const std::string_view> call_marks() {
     return out;
   }();
   return marks;
+}
+
+Value object_schema(const Value& parameters) {
+  const Value object = Value::Object{{"type", "object"}};
+  if (parameters.is_null() || (parameters.is_bool() && parameters.as_bool())) return object;
+  if (!parameters.is_object()) return parameters;
+  const Value* type = parameters.find("type");
+  auto named = [](const Value& name) { return name == Value("object"); };
+  if (type != nullptr && !named(*type) &&
+      !(type->is_array() && std::any_of(type->as_array().begin(), type->as_array().end(), named)))
+    fail(ErrorCode::kInvalidArgument,
+         "the JSON schema, #/type: the arguments of a function are an object");
+  // In drafts that $schema may name, type has no effect beside $ref.
+  const bool other_draft = type == nullptr && parameters.has("$ref");
+  Value out = Value::object();
+  for (const auto& [key, value] : parameters.as_object())
+    if (key != "$schema" || !other_draft) out.set(key, value);
+  out.set("type", "object");
+  return out;
 }
 
 Ir call_grammar(std::string_view format, const Value& tools,

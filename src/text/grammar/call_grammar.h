@@ -32,6 +32,9 @@ const CallSyntax* find_call_syntax(std::string_view format);  // nullptr: none i
 // are valid. Throws as json_schema_grammar() does, also for names that the format cannot write.
 Ir call_grammar(std::string_view format, const Value& tools,
                 const std::vector<std::string>& controls, bool strict);
+// The schema of arguments that are written as a JSON value: arguments are objects, whatever else
+// the parameters may be. Null: any object.
+Value object_schema(const Value& parameters);
 // All marks that it may have.
 std::span<const std::string_view> call_marks();
 

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "text/grammar/empty_reason.h"
 #include "text/grammar/nfa_builder.h"
+#include "text/grammar/token_shapes.h"
 
 namespace tokamak::grammar {
 namespace {
@@ -163,6 +164,17 @@ void find_classes(Nfa& nfa) {
   }
 }
 
+// Finds Nfa::mixed of words. Two edges that share the characters of a symbol count as different.
+void find_mixed(Nfa& nfa) {
+  for (Position p = 0; p < nfa.positions(); ++p)
+    for (const Nfa::ByteEdge& e : nfa.bytes.of(p))
+      for (uint8_t symbol : {kLower, kUpper, kDigit}) {
+        auto [first, last] = symbol_bytes(symbol);
+        const bool disjoint = e.hi < first || last < e.lo, whole = e.lo <= first && last <= e.hi;
+        if (!disjoint && !whole) nfa.mixed[p] |= symbol;
+      }
+}
+
 }  // namespace
 
 Nfa lower(const Ir& ir) {
@@ -177,18 +189,20 @@ Nfa lower(const Ir& ir) {
   nfa.empty = lists_of(b.empty, n);
   nfa.final = std::move(b.final);
   nfa.plain_to = std::move(b.plain_to);
+  nfa.mixed = std::move(b.mixed);
   nfa.rule_of = std::move(b.rule_of);
   nfa.rules = std::move(b.rules);
   rank_rules(nfa);
   find_classes(nfa);
+  find_mixed(nfa);
   return nfa;
 }
 
 size_t Nfa::memory_bytes() const {
   auto size = []<class T>(const std::vector<T>& v) { return v.size() * sizeof(T); };
   auto lists = [&](const auto& l) { return size(l.first) + size(l.all); };
-  return lists(bytes) + lists(calls) + lists(empty) + size(final) + size(plain_to) + size(rule_of) +
-         size(rules);
+  return lists(bytes) + lists(calls) + lists(empty) + size(final) + size(plain_to) + size(mixed) +
+         size(rule_of) + size(rules);
 }
 
 }  // namespace tokamak::grammar

@@ -46,6 +46,8 @@ struct Nfa {
   std::vector<uint8_t> final;
   std::vector<Position>
       plain_to;  // where every plain character leads (vocabulary.h), or kNoPosition
+  // Symbols (token_shapes.h) of which some characters lead elsewhere than others.
+  std::vector<uint8_t> mixed;
   std::vector<RuleId> rule_of;
   std::vector<Rule> rules;  // rule 0 is the root
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "text/grammar/token_shapes.h"
 #include "text/unicode.h"
 
 namespace tokamak::grammar {
@@ -48,6 +49,7 @@ Position NfaBuilder::position() {
          kMaxPositions);
   final.push_back(0);
   plain_to.push_back(kNoPosition);
+  mixed.push_back(0);
   rule_of.push_back(current_);
   return static_cast<Position>(final.size() - 1);
 }
@@ -80,11 +82,15 @@ Position NfaBuilder::add(ExprId id, Position from) {
   return std::visit([&](const auto& e) { return add(e, from); }, ir_.expr(id));
 }
 
+void NfaBuilder::add_byte(Position from, Position to, uint8_t byte) {
+  bytes.push_back({from, {to, byte, byte}});
+  if (is_plain(byte)) mixed[from] |= kPlainCharacter;
+}
+
 Position NfaBuilder::add(const Bytes& e, Position from) {
   for (char c : e.text) {
     Position to = position();
-    auto byte = static_cast<uint8_t>(c);
-    bytes.push_back({from, {to, byte, byte}});
+    add_byte(from, to, static_cast<uint8_t>(c));
     from = to;
   }
   return from;
@@ -105,8 +111,7 @@ Position NfaBuilder::add(const OneOf& e, Position from) {
     path.resize(common + 1);
     for (size_t i = common; i < text.size(); ++i) {
       Position to = position();
-      auto byte = static_cast<uint8_t>(text[i]);
-      bytes.push_back({path.back(), {to, byte, byte}});
+      add_byte(path.back(), to, static_cast<uint8_t>(text[i]));
       path.push_back(to);
     }
     connect(path.back(), end);
@@ -139,7 +144,11 @@ void NfaBuilder::add_set(const CodeSet& set, Position from, Position to) {
   static const CodeSet kPlain{{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kMaxCode}};
   Tails tails;
   work_ += set.size();
-  if (intersect(set, kPlain) == kPlain) plain_to[from] = to;
+  const CodeSet plain = intersect(set, kPlain);
+  if (plain == kPlain)
+    plain_to[from] = to;
+  else if (!plain.empty())
+    mixed[from] |= kPlainCharacter;
   for (CodeRange r : intersect(set, kScalars)) add_range(r, from, to, tails);
 }
 

@@ -29,11 +29,13 @@ class NfaBuilder {
   std::vector<Edge<Position>> empty;
   std::vector<uint8_t> final;
   std::vector<Position> plain_to;
+  std::vector<uint8_t> mixed;  // Nfa::mixed, of plain characters
   std::vector<RuleId> rule_of;
   std::vector<Nfa::Rule> rules;  // in the order in which they were reached
 
  private:
   Position position();
+  void add_byte(Position from, Position to, uint8_t byte);
   void connect(Position from, Position to) { empty.push_back({from, to}); }
   RuleId reach(RuleId rule);
   bool inlined(RuleId rule) const;

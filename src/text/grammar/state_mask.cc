@@ -31,20 +31,6 @@ void walk(Automaton& automaton, const Trie& trie, size_t begin, size_t end, size
   }
 }
 
-// The same for a whole trie. Its roots are far from each other in memory, and most of them cannot
-// be reached.
-template <class Visit>
-void walk(Automaton& automaton, const Trie& trie, ConfigId start, std::vector<ConfigId>& path,
-          Visit&& visit) {
-  for (size_t r = 0; r < trie.roots.size(); ++r) {
-    ConfigId next = automaton.step(start, trie.root_bytes[r]);
-    if (next == kDeadConfig) continue;
-    size_t node = trie.roots[r];
-    visit(node, next);
-    walk(automaton, trie, node + 1, trie.end[node], 1, next, path, visit);
-  }
-}
-
 struct CharacterBytes {  // of characters of one kind
   uint8_t count;
   std::pair<uint8_t, uint8_t> ranges[4];
@@ -123,14 +109,6 @@ struct Rest {
   int32_t id;
 };
 
-void collect_rests(const Vocabulary& vocabulary, const Trie& trie, size_t node,
-                   std::vector<Rest>& rests) {
-  size_t base = trie.depth[node] + size_t{1};
-  for (size_t i = node + 1; i < trie.end[node]; ++i)
-    for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
-      rests.emplace_back(vocabulary.bytes(id).substr(base), id);
-}
-
 void build_rests(std::vector<Rest>& rests, StateMask& mask) {
   std::sort(rests.begin(), rests.end());
   for (size_t i = 0; i < rests.size(); ++i) {
@@ -174,21 +152,150 @@ WholeGroups whole_groups(Automaton& automaton, StateId state) {
   return out;
 }
 
+// Finds the tokens that may follow from a config. What is found goes to a Sink:
+//   allow(id): the token may follow.
+//   returns(id, offset): what follows the token's first bytes depends on the context.
+//   part(trie, node): the same for all tokens below a node.
+template <class Sink>
+class TokenWalk {
+ public:
+  TokenWalk(Automaton& automaton, const Vocabulary& vocabulary, const WholeGroups& whole,
+            ConfigId start, Sink& sink)
+      : automaton_(automaton), vocabulary_(vocabulary), whole_(whole), start_(start), sink_(sink) {}
+
+  void run() {
+    const bool plain = whole_.plain > 0;
+    if (plain && (automaton_.config(start_).mixed & kPlainCharacter) != 0) {
+      for (size_t byte = 0; byte < 256; ++byte) by_bytes(static_cast<uint8_t>(byte));
+      return;
+    }
+    const TokenShapes& shapes = plain ? vocabulary_.plain_shapes() : vocabulary_.word_shapes();
+    for (uint32_t root : shapes.roots()) {
+      if (by_shapes(shapes, root, plain ? whole_.plain : whole_.words)) continue;
+      const TokenShapes::Node& node = shapes.node(root);
+      if (node.symbol == 0) {
+        by_bytes(node.byte);
+        continue;
+      }
+      for (size_t byte = 0; byte < 256; ++byte)
+        if (may_begin(node.symbol, static_cast<uint8_t>(byte)))
+          by_bytes(static_cast<uint8_t>(byte));
+    }
+    for (int32_t id : shapes.others()) by_token(id, 0, start_);
+  }
+
+ private:
+  // More are looked at byte by byte, in tries that hold what they have in common, and, if they
+  // return, in their context.
+  static constexpr size_t kFewTokens = 64, kFewReturns = 1024;
+
+  // False: the characters of a symbol would have to be told apart in many tokens. What was found
+  // until then holds.
+  bool by_shapes(const TokenShapes& shapes, size_t root, size_t whole_groups) {
+    path_.resize(std::max(path_.size(), shapes.deepest() + 1));
+    path_[0] = start_;
+    const size_t end = shapes.node(root).end;
+    for (size_t i = root; i < end;) {
+      const TokenShapes::Node& node = shapes.node(i);
+      const ConfigId from = path_[node.depth];
+      if ((automaton_.config(from).mixed & node.symbol) != 0) {
+        auto all = shapes.tokens_from(i);
+        if (all.size() > kFewTokens) return false;
+        for (int32_t id : all) by_token(id, shapes.offset(vocabulary_.bytes(id), node.depth), from);
+        i = node.end;
+        continue;
+      }
+      const ConfigId next = automaton_.step(from, node.byte);
+      if (next == kDeadConfig) {
+        i = node.end;
+        continue;
+      }
+      path_[node.depth + size_t{1}] = next;
+      if (!node.symbols_only || length_group(node.depth + size_t{1}) > whole_groups)
+        for (int32_t id : shapes.tokens(i)) sink_.allow(id);
+      if (Sink::kReturns && automaton_.config(next).returns) {
+        auto below = shapes.tokens_below(i);
+        if (below.size() > (shapes.node(root).symbol == 0 ? kFewTokens : kFewReturns)) return false;
+        for (int32_t id : below)
+          sink_.returns(id, shapes.offset(vocabulary_.bytes(id), node.depth + size_t{1}));
+      }
+      ++i;
+    }
+    return true;
+  }
+
+  // Reads the token from this byte on.
+  void by_token(int32_t id, size_t from, ConfigId config) {
+    std::string_view text = vocabulary_.bytes(id);
+    for (size_t i = from; i < text.size() && config != kDeadConfig; ++i) {
+      if (Sink::kReturns && i > from && automaton_.config(config).returns) sink_.returns(id, i);
+      config = automaton_.step(config, static_cast<uint8_t>(text[i]));
+    }
+    if (config != kDeadConfig) sink_.allow(id);
+  }
+
+  void by_bytes(uint8_t byte) {
+    const ConfigId first = automaton_.step(start_, byte);
+    if (first == kDeadConfig) return;
+    for (Vocabulary::Root root : vocabulary_.roots(byte)) {
+      if (whole_.have(root.trie)) continue;
+      const Trie& trie = vocabulary_.trie(root.trie);
+      auto visit = [&](size_t i, ConfigId config) {
+        for (int32_t id = trie.token[i]; id >= 0; id = vocabulary_.next_same(id)) sink_.allow(id);
+        if (!Sink::kReturns || !automaton_.config(config).returns || trie.end[i] == i + 1) return;
+        sink_.part(root.trie, static_cast<uint32_t>(i));
+      };
+      visit(root.node, first);
+      walk(automaton_, trie, root.node + size_t{1}, trie.end[root.node], 1, first, path_, visit);
+    }
+  }
+
+  Automaton& automaton_;
+  const Vocabulary& vocabulary_;
+  const WholeGroups whole_;
+  const ConfigId start_;
+  Sink& sink_;
+  std::vector<ConfigId> path_;
+};
+
+struct ToMask {
+  static constexpr bool kReturns = false;
+  std::span<uint32_t> mask;
+  void allow(int32_t id) { set_bit(mask, id); }
+  void returns(int32_t, size_t) {}
+  void part(uint32_t, uint32_t) {}
+};
+
+struct ToStateMask {
+  static constexpr bool kReturns = true;
+  const Vocabulary& vocabulary;
+  StateMask& mask;
+  std::vector<Rest> rests;
+
+  void allow(int32_t id) { mask.ids.push_back(id); }
+  void returns(int32_t id, size_t offset) {
+    rests.emplace_back(vocabulary.bytes(id).substr(offset), id);
+  }
+  void part(uint32_t index, uint32_t node) {
+    const Trie& trie = vocabulary.trie(index);
+    if (trie.end[node] - node > kLargePart) {
+      mask.parts.push_back({index, node});
+      return;
+    }
+    for (size_t i = node + size_t{1}; i < trie.end[node]; ++i)
+      for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
+        returns(id, trie.depth[node] + size_t{1});
+  }
+};
+
 }  // namespace
 
 void allow_item(Automaton& automaton, const Vocabulary& vocabulary, Automaton::Item item,
                 std::span<uint32_t> mask) {
   WholeGroups whole = whole_groups(automaton, item.state);
   whole.allow(vocabulary, mask);
-  ConfigId start = automaton.item_config(item);
-  std::vector<ConfigId> path;
-  for (size_t index = 0; index < Vocabulary::kTries; ++index) {
-    if (whole.have(index)) continue;
-    const Trie& trie = vocabulary.trie(index);
-    walk(automaton, trie, start, path, [&](size_t i, ConfigId) {
-      for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id)) set_bit(mask, id);
-    });
-  }
+  ToMask sink{mask};
+  TokenWalk(automaton, vocabulary, whole, automaton.item_config(item), sink).run();
 }
 
 size_t StateMask::bytes() const {
@@ -208,24 +315,9 @@ StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId
   WholeGroups whole = whole_groups(automaton, state);
   mask.plain_group = whole.plain;
   mask.word_group = whole.words;
-  std::vector<Rest> rests;
-  std::vector<ConfigId> path;
-  for (size_t index = 0; index < Vocabulary::kTries; ++index) {
-    if (whole.have(index)) continue;
-    const Trie& trie = vocabulary.trie(index);
-    walk(automaton, trie, start, path, [&](size_t i, ConfigId config) {
-      const Automaton::Config& c = automaton.config(config);
-      if (trie.token[i] >= 0)
-        for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
-          mask.ids.push_back(id);
-      if (!c.returns || trie.end[i] == i + 1) return;
-      if (trie.end[i] - i > kLargePart)
-        mask.parts.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(i)});
-      else
-        collect_rests(vocabulary, trie, i, rests);
-    });
-  }
-  build_rests(rests, mask);
+  ToStateMask sink{vocabulary, mask, {}};
+  TokenWalk(automaton, vocabulary, whole, start, sink).run();
+  build_rests(sink.rests, mask);
   if (mask.ids.size() > vocabulary.words()) {
     mask.bits.resize(vocabulary.words());
     for (int32_t id : mask.ids) set_bit(mask.bits, id);
@@ -247,7 +339,7 @@ void allow_returns(Automaton& automaton, const Vocabulary& vocabulary, const Sta
              set_bit(mask, id);
          });
   }
-  walk(automaton, state.rests, config, path, [&](size_t i, ConfigId) {
+  walk(automaton, state.rests, 0, state.rests.size(), 0, config, path, [&](size_t i, ConfigId) {
     if (state.rests.token[i] < 0) return;
     auto r = static_cast<size_t>(state.rests.token[i]);
     for (uint32_t k = state.rest_first[r]; k < state.rest_first[r + 1]; ++k)

@@ -17,7 +17,7 @@ size_t plain_characters(std::string_view text) {
   size_t count = 0;
   for (size_t pos = 0; pos < text.size(); ++count) {
     Utf8Char c = utf8_decode(text, pos);
-    if (!c.valid || c.cp < 0x20 || c.cp == '"' || c.cp == '\\') return 0;
+    if (!c.valid || !is_plain(c.cp)) return 0;
     pos += c.length;
   }
   return count;
@@ -62,10 +62,6 @@ void Trie::add(std::string_view text, int32_t id) {
 void Trie::finish() {
   for (uint32_t node : path_) end[node] = static_cast<uint32_t>(size());
   path_ = {};
-  for (uint32_t node = 0; node < size(); node = end[node]) {
-    roots.push_back(node);
-    root_bytes.push_back(byte[node]);
-  }
 }
 
 Vocabulary::Vocabulary(const std::vector<std::string>& tokens) {
@@ -126,7 +122,18 @@ void Vocabulary::build() {
         if (word) set_bit(word_masks_[g - 1], order[k]);
       }
   }
-  for (Trie& trie : tries_) trie.finish();
+  for (uint32_t index = 0; index < kTries; ++index) {
+    Trie& trie = tries_[index];
+    trie.finish();
+    for (uint32_t node = 0; node < trie.size(); node = trie.end[node])
+      roots_[trie.byte[node]].push_back({index, node});
+  }
+  auto first =
+      std::find_if(order.begin(), order.end(), [&](int32_t id) { return !bytes(id).empty(); });
+  const std::span<const int32_t> texts(first, order.end());
+  auto text_of = [&](int32_t id) { return bytes(id); };
+  word_shapes_.emplace(TokenShapes::Kind::kWords, texts, text_of);
+  plain_shapes_.emplace(TokenShapes::Kind::kPlain, texts, text_of);
 }
 
 }  // namespace tokamak::grammar

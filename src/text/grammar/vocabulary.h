@@ -1,10 +1,14 @@
 #pragma once
 // The tokens of a model as byte strings, in the order that mask computation needs.
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "text/grammar/token_shapes.h"
 
 namespace tokamak {
 class Tokenizer;
@@ -17,10 +21,8 @@ struct Trie {
   std::vector<uint8_t> byte;
   std::vector<uint16_t> depth;  // of the node; 0: the first byte
   std::vector<uint32_t> end;
-  std::vector<int32_t> token;       // that ends here; -1: none
-  std::vector<uint32_t> roots;      // the nodes of depth 0
-  std::vector<uint8_t> root_bytes;  // parallel to them
-  size_t deepest = 0;               // the longest text
+  std::vector<int32_t> token;  // that ends here; -1: none
+  size_t deepest = 0;          // the longest text
   size_t size() const { return byte.size(); }
   // Texts in ascending order, without duplicates. Empty texts are ignored.
   void add(std::string_view text, int32_t id);
@@ -37,7 +39,7 @@ inline constexpr size_t kLengthGroups = 19;
 size_t length_group(size_t characters);  // 1 .. kLengthGroups
 size_t longest_of_group(size_t group);   // characters; SIZE_MAX for the last group
 
-// Immutable and thread-safe. About 30 bytes per byte of the vocabulary.
+// Immutable and thread-safe. About 40 bytes per byte of the vocabulary.
 class Vocabulary {
  public:
   // Tokens by id; an empty text is a token that no grammar allows. So is one longer than
@@ -57,6 +59,14 @@ class Vocabulary {
   // words, then those of words.
   static constexpr size_t kTries = 1 + 2 * kLengthGroups;
   const Trie& trie(size_t index) const { return tries_[index]; }
+  // The nodes of all tries that begin with the byte.
+  struct Root {
+    uint32_t trie, node;
+  };
+  std::span<const Root> roots(uint8_t byte) const { return roots_[byte]; }
+  // All tokens, with characters of words or plain characters as symbols.
+  const TokenShapes& word_shapes() const { return *word_shapes_; }
+  const TokenShapes& plain_shapes() const { return *plain_shapes_; }
   // All plain tokens, words among them, or all words of the groups 1 .. group.
   std::span<const uint32_t> plain_mask(size_t group) const { return plain_masks_[group - 1]; }
   std::span<const uint32_t> word_mask(size_t group) const { return word_masks_[group - 1]; }
@@ -74,6 +84,8 @@ class Vocabulary {
   std::vector<uint32_t> offsets_;
   std::vector<int32_t> sorted_, next_same_, quotes_, several_quotes_;
   std::vector<Trie> tries_;
+  std::array<std::vector<Root>, 256> roots_;
+  std::optional<TokenShapes> word_shapes_, plain_shapes_;
   std::vector<std::vector<uint32_t>> plain_masks_, word_masks_;
 };
 
