@@ -100,8 +100,8 @@ class CudaExecutable final : public Executable {
   // needs.
   struct InFlight {
     Ticket ticket = 0;
-    std::optional<StepInputs> waiting;  // it is not launched yet
-    bool follows = false;               // it was queued while another step ran
+    std::optional<StepInputs> waiting;    // it is not launched yet
+    bool follows = false;                 // it was queued while another step ran
     PinnedBuffer staged, values, tokens;  // inputs; what leaves the device; those of sample_rows
     DeviceEvent begin, end;
     StepResult result;
@@ -182,10 +182,10 @@ class CudaExecutable final : public Executable {
   std::vector<DeviceAddress> input_at_;  // by input of the PlanSet
   StepView view_;
   std::vector<int64_t> key_;
-  DeviceAddress states_ = 0;                             // of the persistent kernel
+  DeviceAddress states_ = 0;                                  // of the persistent kernel
   DeviceAddress sampling_ = 0, host_tokens_ = 0, peaks_ = 0;  // of sample_rows
   std::vector<DecodeSampling> stream_sampling_;
-  LaunchList own_launches_;  // outside of shapes
+  LaunchList own_launches_;             // outside of shapes
   std::vector<int32_t> device_tokens_;  // empty: the host or table_sampler_ chooses
   std::vector<int64_t> left_rows_;      // that table_sampler_ leaves to the host
   std::vector<int32_t> last_ids_;

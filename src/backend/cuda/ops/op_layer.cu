@@ -181,7 +181,7 @@ TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
     a.turns[2 * i] = static_cast<float>(cos(angle) * double(a.scale));
     a.turns[2 * i + 1] = static_cast<float>(sin(angle) * double(a.scale));
   }
-  wait_for_earlier();  // so that whoever waits for this launch does so for those too
+  wait_for_earlier();  // a launch that waits for this one relies on those before it too
 }
 
 // A lane turns columns i = 2 * lane and the next, each with the one that is half a head further:
