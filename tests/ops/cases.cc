@@ -75,9 +75,9 @@ void add_lora(std::vector<OpCase>& cases) {
       OpCase c;
       c.name = fmt::format("lora/{}/r={}", dtype_name(dtype), rank);
       c.op = "lora";
-      c.in = {activation({77}), weight(dtype, {4, rank, 77}), weight(dtype, {4, 37, rank}),
+      c.in = {activation({77}), weight(dtype, {4, rank, 77}), weight(dtype, {4, 70, rank}),
               input("seq")};
-      c.out = {37};
+      c.out = {70};
       c.batch = {.own = {1, 3, 2, 300}, .older = {0, 0, 0, 0}};
       cases.push_back(std::move(c));
     }
