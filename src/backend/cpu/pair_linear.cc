@@ -15,7 +15,8 @@ class PairLinear final : public LinearKernel {
   int64_t single_bytes() const override { return tile_bytes(); }
   int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XPairs4)); }
   int64_t scratch_bytes() const override { return 0; }
-  int64_t panels_at_once() const override { return panels_; }
+  // Wide enough for whole stretches of memory where results go through further ops.
+  int64_t panels_at_once() const override { return 4 * panels_; }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     pack_tile(k, x, 1, to, 0);

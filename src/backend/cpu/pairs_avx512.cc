@@ -18,6 +18,7 @@ using tokamak::cpu::PairProduct;
 using tokamak::cpu::XPairs4;
 
 constexpr int kMostPanels = 3;
+constexpr float kInt16Length = 46000.0f;  // tensor/block_formats.h
 
 // Two values of a row with the weights of each panel. The compiler would load the values of all
 // rows first and run out of registers: the instructions stay together and in order.
@@ -56,6 +57,9 @@ TK_INLINE void pairs_block(const PairProduct& p, const uint8_t* w, const XPairs4
   asm("" : "+v"(zero));  // else gcc 12 fills the array in memory, and it stays there
 #pragma GCC unroll 32
   for (int i = 0; i < panels * rows; ++i) a[i] = zero;
+#pragma GCC unroll 32
+  for (int i = 0; i < panels * rows; ++i)  // in the cache by the time they are written
+    __builtin_prefetch(out + i % rows * p.stride + (panel + i / rows) * kPanel, 1);
   const uint8_t* at = w + kPanel * sizeof(float);
   for (int i = 0; i < kPairBlock / 2; ++i, at += 64) {
     __m512i v[panels];
@@ -112,45 +116,52 @@ void multiply_pairs(const PairProduct& p) {
   if (p.count - i == 1) return pairs_rows<1>(p, i);
 }
 
-// One block of a row as BlockInt16 has it, 32 numbers in a vector. What is not finite makes the
-// scale NaN; numbers below 1e-37 become zero.
-TK_INLINE float round_pairs(const float* x, __m512i (&q)[4]) {
-  constexpr int kVectors = kPairBlock / 16;
-  __m512 v[kVectors];
-  V peaks = vset1(0.0f), squares = vset1(0.0f);
+// The largest magnitude and the sum of squares of a block of a row.
+TK_INLINE void measure_row(const float* x, float* peak, float* square) {
+  V peaks[2] = {vset1(0.0f), vset1(0.0f)}, squares[2] = {vset1(0.0f), vset1(0.0f)};
 #pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    v[i] = _mm512_loadu_ps(x + 16 * i);
-    peaks = vmax(peaks, vabs({v[i]}));
+  for (int i = 0; i < kPairBlock / 16; ++i) {
+    V v = vload(x + 16 * i);
+    peaks[i % 2] = vmax(peaks[i % 2], vabs(v));
+    squares[i % 2] = vfma(v, v, squares[i % 2]);
   }
-  float peak = max_lanes(peaks), inverse = peak > 1e-37f ? 1.0f / peak : 0.0f;
-#pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    V part = vmul({v[i]}, vset1(inverse));
-    squares = vfma(part, part, squares);
-  }
-  float square = sum_lanes(squares), length = __builtin_sqrtf(square) * (1.0f / 46000.0f);
-  if (length < 1.0f / 32767.0f) length = 1.0f / 32767.0f;
-  __m512 factor = _mm512_set1_ps(inverse / length);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(v[2 * i], factor));
-    __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(v[2 * i + 1], factor));
-    q[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(low)),
-                              _mm512_cvtsepi32_epi16(high), 1);
-  }
-  return inverse > 0 || square != 0 ? peak * length + 0.0f * square : 0.0f;
+  *peak = max_lanes(vmax(peaks[0], peaks[1]));
+  *square = sum_lanes(vadd(squares[0], squares[1]));
 }
 
+// Blocks in the form of BlockInt16. Rows with numbers that are not finite, or above 1e18, get NaN as
+// their scale.
 void pack_pairs(const float* x, int64_t stride, int64_t n, int64_t k, XPairs4* out) {
   for (int64_t at = 0; at < k; at += kPairBlock, ++out) {
-    __m512i q[kTile][4] = {};
-    for (int64_t r = 0; r < kTile; ++r)
-      out->scale[r] = r < n ? round_pairs(x + r * stride + at, q[r]) : 0.0f;
-    for (int i = 0; i < 4; ++i)
-      vstore_x4(reinterpret_cast<float*>(out->q[16 * i]), {_mm512_castsi512_ps(q[0][i])},
-                {_mm512_castsi512_ps(q[1][i])}, {_mm512_castsi512_ps(q[2][i])},
-                {_mm512_castsi512_ps(q[3][i])});
+    const float* row[kTile];
+    float peak[kTile], square[kTile], inverse[kTile];
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < kTile; ++r) {
+      row[r] = x + (r < n ? r : 0) * stride + at;
+      measure_row(row[r], peak + r, square + r);
+    }
+    __m128 squares = _mm_loadu_ps(square);
+    __m128 scale = _mm_max_ps(_mm_mul_ps(_mm_loadu_ps(peak), _mm_set1_ps(1.0f / 32767.0f)),
+                              _mm_mul_ps(_mm_sqrt_ps(squares), _mm_set1_ps(1.0f / kInt16Length)));
+    scale = _mm_add_ps(scale, _mm_mul_ps(squares, _mm_setzero_ps()));
+    __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1e-37f), _CMP_NLT_UQ);  // or NaN
+    _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
+    auto rows = static_cast<__mmask8>((1 << n) - 1);
+    _mm_storeu_ps(out->scale, _mm_maskz_mov_ps(some & rows, scale));
+#pragma GCC unroll 4
+    for (int i = 0; i < kPairBlock / 32; ++i) {
+      V q[kTile];
+#pragma GCC unroll 4
+      for (int r = 0; r < kTile; ++r) {
+        V low = vmul(vload(row[r] + 32 * i), vset1(inverse[r]));
+        V high = vmul(vload(row[r] + 32 * i + 16), vset1(inverse[r]));
+        __m512i pairs = _mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(low.r))),
+            _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(high.r)), 1);
+        q[r] = {_mm512_castsi512_ps(pairs)};
+      }
+      vstore_x4(reinterpret_cast<float*>(out->q[16 * i]), q[0], q[1], q[2], q[3]);
+    }
   }
 }
 

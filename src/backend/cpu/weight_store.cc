@@ -217,6 +217,10 @@ void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) con
     case Matrix::kFPanel: {
       int64_t size = ftype == FType::kF32 ? 4 : 2;
       const uint8_t* p = panel(row / kPanel) + lane * size;
+      if (ftype == FType::kF32) {
+        for (int64_t i = 0; i < k; ++i) std::memcpy(out + i, p + i * kPanel * 4, 4);
+        return;
+      }
       for (int64_t i = 0; i < k; ++i, p += kPanel * size) tokamak::decode_row(dtype, p, out + i, 1);
       return;
     }
