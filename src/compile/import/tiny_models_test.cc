@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Folders, TinyModels,
 class CopiedModel {
  public:
   CopiedModel(const char* root, const char* name, std::string_view from, std::string_view to) {
-    fs::copy(fs::path(root) / name, path_.path(), fs::copy_options::overwrite_existing);
+    fs::copy(fs::path(root) / name, path_.path(), fs::copy_options::recursive);
     std::string text = read_text_file(path_.path() / "config.json", 1 << 20);
     size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos) << name << " has no " << from;
