@@ -129,8 +129,8 @@ TK_INLINE void measure_row(const float* x, float* peak, float* square) {
   *square = sum_lanes(vadd(squares[0], squares[1]));
 }
 
-// Blocks in the form of BlockInt16. Rows with numbers that are not finite, or above 1e18, get NaN as
-// their scale.
+// Blocks in the form of BlockInt16. Rows with numbers that are not finite, or above 1e18, get NaN
+// as their scale.
 void pack_pairs(const float* x, int64_t stride, int64_t n, int64_t k, XPairs4* out) {
   for (int64_t at = 0; at < k; at += kPairBlock, ++out) {
     const float* row[kTile];

@@ -14,7 +14,8 @@
 namespace tokamak::cpu {
 
 // The layouts of matrices, as plans name them (pack.h): panels of a quantised format, panels of
-// f32, f16 or bf16, panels of pairs of int16, rows in the type of the file. Everything that is not a matrix is row-major.
+// f32, f16 or bf16, panels of pairs of int16, rows in the type of the file. Everything that is not
+// a matrix is row-major.
 inline constexpr const char* kQuantPanels = "qpanel16";
 inline constexpr const char* kFloatPanels = "fpanel16";
 inline constexpr const char* kPairPanels = "pairs16";
