@@ -74,8 +74,9 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option(
       "--activations", options.activations,
       "auto (default): int8 activations for quantised weights and, on CPUs that multiply bf16, "
-      "bf16 for 16-bit weights; f32; or, on such CPUs, bf16 for f32 weights too and, with AMX, for "
-      "all weights: faster with many tokens");
+      "bf16 for 16-bit weights; f32; on such CPUs, bf16 for f32 weights too and, with AMX, for "
+      "all weights: faster with many tokens; on CPUs with AVX-512, i16 for float weights: int16 "
+      "with a scale for 128 values, nearly as exact as f32 and up to twice as fast");
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");

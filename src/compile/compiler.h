@@ -38,9 +38,9 @@ using TrialLoader =
     std::function<std::unique_ptr<Executable>(const PlanSet& plans, const LoadOptions& options)>;
 
 struct CompileOptions {
-  std::string activations =
-      "auto";  // "f32": never quantise activations; "auto": where the weights are quantised;
-               // "bf16": round them to bf16 wherever a kernel takes that
+  std::string activations = "auto";  // "f32": never quantise activations; "auto": where the weights
+                                     // are quantised; "bf16": round them to bf16 wherever a kernel
+                                     // takes that; "i16": products of int16 where a kernel has them
   // Types that values are stored in between ops: "bf16", "f16,residual=f32", "f32"; empty: what the
   // backend asks for (the pass choose-storage).
   std::string storage;

@@ -29,6 +29,7 @@ constexpr std::pair<DType, Decoder> kDecoders[] = {
     {DType::kTQ2_0, block::decode_tq2_0},     {DType::kMXFP4, block::decode_mxfp4},
     {DType::kNVFP4, block::decode_nvfp4},     {DType::kQ1_0, block::decode_q1_0},
     {DType::kQ2_0, block::decode_q2_0},       {DType::kQ8A, block::decode_q8a},
+    {DType::kInt16G128, block::decode_int16},
 };
 
 Decoder block_decoder(DType dtype) {
@@ -42,14 +43,15 @@ Decoder block_decoder(DType dtype) {
 }
 
 constexpr std::pair<DType, Encoder> kEncoders[] = {
-    {DType::kQ4_0, block::encode_q4_0},     {DType::kQ4_1, block::encode_q4_1},
-    {DType::kQ5_0, block::encode_q5_0},     {DType::kQ5_1, block::encode_q5_1},
-    {DType::kQ8_0, block::encode_q8_0},     {DType::kQ2_K, block::encode_q2_k},
-    {DType::kQ3_K, block::encode_q3_k},     {DType::kQ4_K, block::encode_q4_k},
-    {DType::kQ5_K, block::encode_q5_k},     {DType::kQ6_K, block::encode_q6_k},
-    {DType::kIQ4_NL, block::encode_iq4_nl}, {DType::kIQ4_XS, block::encode_iq4_xs},
-    {DType::kTQ1_0, block::encode_tq1_0},   {DType::kTQ2_0, block::encode_tq2_0},
-    {DType::kMXFP4, block::encode_mxfp4},   {DType::kQ8A, block::encode_q8a},
+    {DType::kQ4_0, block::encode_q4_0},       {DType::kQ4_1, block::encode_q4_1},
+    {DType::kQ5_0, block::encode_q5_0},       {DType::kQ5_1, block::encode_q5_1},
+    {DType::kQ8_0, block::encode_q8_0},       {DType::kQ2_K, block::encode_q2_k},
+    {DType::kQ3_K, block::encode_q3_k},       {DType::kQ4_K, block::encode_q4_k},
+    {DType::kQ5_K, block::encode_q5_k},       {DType::kQ6_K, block::encode_q6_k},
+    {DType::kIQ4_NL, block::encode_iq4_nl},   {DType::kIQ4_XS, block::encode_iq4_xs},
+    {DType::kTQ1_0, block::encode_tq1_0},     {DType::kTQ2_0, block::encode_tq2_0},
+    {DType::kMXFP4, block::encode_mxfp4},     {DType::kQ8A, block::encode_q8a},
+    {DType::kInt16G128, block::encode_int16},
 };
 
 Encoder block_encoder(DType dtype) {

@@ -81,6 +81,18 @@ void encode_q8a(const float* x, uint8_t* block) {
   std::memcpy(block, &out, sizeof out);
 }
 
+void encode_int16(const float* x, uint8_t* block) {
+  BlockInt16 out;
+  float peak = std::fabs(signed_peak(x, 128));
+  double squares = 0, id = peak > 0 ? 1 / static_cast<double>(peak) : 0;
+  for (int j = 0; j < 128; ++j) squares += std::pow(static_cast<double>(x[j]) * id, 2);
+  double length = std::sqrt(squares) / static_cast<double>(kInt16Length);
+  out.scale = peak * static_cast<float>(std::max(1.0 / 32767.0, length));
+  for (int j = 0; j < 128; ++j)
+    out.q[j] = static_cast<int16_t>(out.scale == 0 ? 0 : nearest(x[j] / out.scale, -32767, 32767));
+  std::memcpy(block, &out, sizeof out);
+}
+
 // The exponent that lets the largest magnitude reach 4 to 8, then the nearest of the sixteen
 // values, the first of equals.
 void encode_mxfp4(const float* x, uint8_t* block) {

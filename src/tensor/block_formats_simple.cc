@@ -73,6 +73,12 @@ void decode_q8a(const uint8_t* block, float* out) {
     out[j] = scale * static_cast<float>(static_cast<int8_t>(block[8 + j]));
 }
 
+void decode_int16(const uint8_t* block, float* out) {
+  BlockInt16 b;
+  std::memcpy(&b, block, sizeof b);
+  for (int j = 0; j < 128; ++j) out[j] = b.scale * static_cast<float>(b.q[j]);
+}
+
 void decode_mxfp4(const uint8_t* block, float* out) {
   float d = half_of_e8m0(block[0]);
   for (int j = 0; j < 16; ++j) {

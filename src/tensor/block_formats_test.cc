@@ -90,8 +90,8 @@ TEST(BlockFormats, EveryBlockTypeIsInTheGolden) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const DTypeInfo& info = dtype_info(static_cast<DType>(i));
     // The activation formats are never stored in model files and have no reference decoder.
-    bool activation =
-        info.dtype == DType::kQ8_1 || info.dtype == DType::kQ8_K || info.dtype == DType::kQ8A;
+    bool activation = info.dtype == DType::kQ8_1 || info.dtype == DType::kQ8_K ||
+                      info.dtype == DType::kQ8A || info.dtype == DType::kInt16G128;
     bool group = group_format(info.dtype).has_value();  // GroupFormats tests these
     if (info.block_elements > 1 && !activation && !group) {
       EXPECT_NE(seen.find(fmt::format(" {} ", info.name)), std::string::npos) << info.name;
@@ -228,6 +228,28 @@ TEST(BlockFormats, EncodersTakeNastyValues) {
         for (float v : back) ASSERT_EQ(v, 0.0f) << dtype_name(dtype);
       }
     }
+  }
+}
+
+// The product of two blocks fits 32 bits, whatever they hold, and little is lost.
+TEST(BlockFormats, Int16BlocksAreBoundedAndExact) {
+  Rng rng(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> x(128), back(128);
+    double power = std::pow(10.0, round % 9), squares = 0, length = 0, error = 0;
+    for (float& v : x)
+      v = static_cast<float>(round < 5 ? 1.0 : std::pow(rng.normal(), 1 + round % 4));
+    for (float& v : x) v *= static_cast<float>(power);
+    BlockInt16 block;
+    encode_row(DType::kInt16G128, x.data(), &block, 128);
+    decode_row(DType::kInt16G128, &block, back.data(), 128);
+    for (size_t i = 0; i < 128; ++i) {
+      length += static_cast<double>(block.q[i]) * block.q[i];
+      squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+      error += std::pow(static_cast<double>(back[i]) - static_cast<double>(x[i]), 2);
+    }
+    EXPECT_LT(length, 2147483648.0) << round;
+    EXPECT_LT(error, 3e-8 * squares) << round;
   }
 }
 

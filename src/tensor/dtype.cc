@@ -75,6 +75,7 @@ constexpr DTypeInfo kInfos[] = {
     {DType::kNF4G32, "nf4_g32", 32, 20, false, -1},
     {DType::kNF4G64, "nf4_g64", 64, 36, false, -1},
     {DType::kNF4G128, "nf4_g128", 128, 68, false, -1},
+    {DType::kInt16G128, "int16_g128", 128, 260, false, -1},
     {DType::kQ8A, "q8a", 32, 40, false, -1},
 };
 static_assert(sizeof(kInfos) / sizeof(kInfos[0]) == kDTypeCount);

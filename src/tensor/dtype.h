@@ -82,6 +82,9 @@ enum class DType : uint8_t {
   kNF4G32,
   kNF4G64,
   kNF4G128,
+  // 128 values as int16 with an f32 scale (BlockInt16): matrices rounded at load for products with
+  // activations in the same form.
+  kInt16G128,
   // Activations quantised on the fly by the `quantize` op: 32 values as int8 with scale and sum
   // (BlockQ8A).
   kQ8A,

@@ -231,10 +231,10 @@ class Run(unittest.TestCase):
         self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
         self.assertIn("16", done.stderr)
 
-    def test_bf16_activations_need_kernels(self):
-        done = run("run", LLAMA, "x", "--activations", "bf16", "--backend", "ref")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"\Aerror: --activations bf16: .* has no kernel [^\n]+; use auto or f32\n\Z")
+    def test_rounded_activations_need_kernels(self):
+        for kind in "bf16", "i16":
+            done = run("run", LLAMA, "x", "--activations", kind, "--backend", "ref")
+            self.assertRegex(done.stderr, rf"\Aerror: --activations {kind}: .* has no kernel [^\n]+; use auto or f32\n\Z")
 
 
 class Evaluate(unittest.TestCase):

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -26,7 +27,7 @@ MODELS += [FAMILIES / n for n in ("olmo2", "exaone", "exaone4", "granite", "cohe
 TO_GGUF = [FAMILIES / n for n in ("ernie4_5", "seed_oss", "olmo3", "ministral3", "qwen2_vl", "stablelm", "gpt_neox", "granitemoe", "dots1",
                                   "ernie4_5_moe", "minimax_m2", "qwen3_vl", "glm47_flash", "arcee", "nemotron", "apertus", "hunyuan", "hunyuan_moe",
                                   "olmo", "falcon", "starcoder", "minicpm", "qwen", "chatglm", "command_r_plus", "qwen3_vl_moe", "granite4",
-                                  "nemotron_h", "lfm2", "lfm2moe", "gemma4", "falcon_h1", "falcon_h1_norm", "qwen35", "qwen35moe", "mamba",
+                                  "nemotron_h", "lfm2", "lfm2moe", "gemma4", "gemma4_moe", "falcon_h1", "falcon_h1_norm", "qwen35", "qwen35moe", "mamba",
                                   "falcon_mamba", "jamba", "afmoe", "bloom", "dbrx", "exaone_moe", "ling", "llama4_long", "mamba2", "minicpm3",
                                   "mpt", "phimoe", "qwen3next", "qwen3next_even", "youtu")]
 # Types that gguf quantises as well, and bounds of the error of the others on normally distributed weights.
@@ -102,6 +103,10 @@ class Convert(unittest.TestCase):
                     for name in [n for n in want if "attn_kv_b" in n]:
                         del want[name]
                         del got[name.replace("kv_b", "k_b")], got[name.replace("kv_b", "v_b")]
+                for name in [n for n in want if "gate_up_exps" in n]:  # llama.cpp writes and reads one tensor, and also reads two
+                    gate, up = (got.pop(name.replace("gate_up", part)) for part in ("gate", "up"))
+                    got[name] = SimpleNamespace(tensor_type=gate.tensor_type, shape=[gate.shape[0], 2 * gate.shape[1], gate.shape[2]],
+                                                data=np.concatenate([gate.data, up.data], axis=1))
                 self.assertEqual(set(got), set(want))
                 for name, t in want.items():
                     shape = list(t.shape)[:1] if name.endswith("exp_probs_b.bias") else list(t.shape)  # converters leave a dimension of 1

@@ -42,6 +42,12 @@ class MiniLM(unittest.TestCase):
         self.assertGreater(cosine, 0.9999)
         self.assertLess(cosine, 0.9999999)  # matrices and activations were rounded
 
+    def test_int16_products_are_near_sentence_transformers(self):
+        cosine = self.least_cosine("--activations", "i16")
+        if cosine is None:
+            self.skipTest("no int16 products on this CPU")
+        self.assertGreater(cosine, 0.999999)
+
     def test_questions_about_a_folder(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)

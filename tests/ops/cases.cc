@@ -55,6 +55,16 @@ void add_linear(std::vector<OpCase>& cases) {
       cases.push_back(linear_case(dtype, false, m, 70, 352, m == 9));
 }
 
+// A backend may round activations to int16, as the weights are.
+void add_int16_linear(std::vector<OpCase>& cases) {
+  for (int64_t m : {1, 2, 3, 5, 8, 15, 33, 67, 530})
+    for (int64_t k : {128, 384, 768}) {
+      int64_t n = m == 5 ? 1 : m == 15 ? 64 : m == 33 ? 150 : 37;
+      cases.push_back(linear_case(DType::kInt16G128, false, m, n, k, m % 2 == 1));
+      cases.back().bound = 1e-7;
+    }
+}
+
 // Activations rounded to bf16. A backend may round the weights to bf16 too.
 void add_rounded_linear(std::vector<OpCase>& cases) {
   for (DType dtype : weight_types())
@@ -242,6 +252,7 @@ void add_storage(std::vector<OpCase>& cases) {
 std::vector<OpCase> correctness_cases() {
   std::vector<OpCase> cases;
   add_linear(cases);
+  add_int16_linear(cases);
   add_rounded_linear(cases);
   add_experts(cases);
   add_lora(cases);

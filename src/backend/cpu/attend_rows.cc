@@ -13,6 +13,11 @@
 namespace tokamak::cpu {
 namespace {
 
+// In place: a call costs more than the copy.
+inline void copy_panel(const float* from, float* to) {
+  for (int i = 0; i < kPanel; ++i) to[i] = from[i];
+}
+
 int64_t to_panels(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
 class AttendRows final : public CpuOp {
@@ -79,9 +84,9 @@ class AttendRows final : public CpuOp {
   };
   static constexpr int64_t kColumns = 24, kKeyPanels = 6;  // of a block, scored at once
   struct Work {
-    float* keys;    // [rows / 16][d][16]
+    float* keys;    // [rows / 16][d][16], scaled
     float* values;  // [dv / 16][rows][16]
-    float* query;   // [columns / 4][d][4], scaled
+    float* query;   // [columns / 4][d][4]
     float* scores;  // [columns][rows]
     float* powers;  // [columns / 4][rows][4]
     float* dots;    // [panels][columns][16]
@@ -112,7 +117,7 @@ class AttendRows final : public CpuOp {
     for (int64_t j = 0; j < padded; ++j) {
       float* to = w.keys + j / kPanel * kPanel * d_ + j % kPanel;
       for (int64_t i = 0; i < d_; ++i)
-        to[i * kPanel] = j < it.rows ? k[j * kv_heads_ * d_ + i] : 0.0f;
+        to[i * kPanel] = j < it.rows ? k[j * kv_heads_ * d_ + i] * scale_ : 0.0f;
     }
     for (int64_t p = 0; p < wide; p += kPanel)
       for (int64_t j = 0; j < it.rows; ++j) {
@@ -148,12 +153,16 @@ class AttendRows final : public CpuOp {
 
   // Columns of padding are the last one again.
   void load_query(const Item& it, const Work& w, const Block& b) const {
-    for (int64_t c = 0; c < b.padded; ++c) {
+    int64_t whole = group_ == 1 ? b.columns / kTile * kTile : 0;  // rows that are evenly spaced
+    const float* first = it.in[kQuery].f32() + ((it.first + b.column) * heads_ + it.head) * d_;
+    for (int64_t c = 0; c < whole; c += kTile)
+      it.kernels->pack_x4_floats(first + c * heads_ * d_, heads_ * d_, d_, w.query + c * d_);
+    for (int64_t c = whole; c < b.padded; ++c) {
       int64_t at = b.column + std::min(c, b.columns - 1);
       const float* q = it.in[kQuery].f32() +
                        ((it.first + at / group_) * heads_ + it.head * group_ + at % group_) * d_;
       float* to = w.query + c / kTile * kTile * d_ + c % kTile;
-      for (int64_t i = 0; i < d_; ++i) to[i * kTile] = q[i] * scale_;
+      for (int64_t i = 0; i < d_; ++i) to[i * kTile] = q[i];
     }
   }
 
@@ -166,8 +175,8 @@ class AttendRows final : public CpuOp {
                               d_, w.dots);
       for (int64_t p = 0; p < panels; ++p)
         for (int64_t c = 0; c < b.padded; ++c)
-          std::memcpy(w.scores + c * stride + j - b.from + p * kPanel,
-                      w.dots + (p * b.padded + c) * kPanel, kPanel * sizeof(float));
+          copy_panel(w.dots + (p * b.padded + c) * kPanel,
+                     w.scores + c * stride + j - b.from + p * kPanel);
     }
   }
 
@@ -197,8 +206,11 @@ class AttendRows final : public CpuOp {
     int64_t at = b.column + c;
     float* to = it.out[0].f32() +
                 ((it.first + at / group_) * heads_ + it.head * group_ + at % group_) * dv_;
-    for (int64_t i = 0; i < dv_; ++i)
-      to[i] = w.sums[(i / kPanel * b.padded + c) * kPanel + i % kPanel] * inverse;
+    for (int64_t p = 0; p < dv_; p += kPanel) {
+      const float* from = w.sums + (p / kPanel * b.padded + c) * kPanel;
+      for (int64_t i = 0, n = std::min<int64_t>(kPanel, dv_ - p); i < n; ++i)
+        to[p + i] = from[i] * inverse;
+    }
   }
 
   float scale_;

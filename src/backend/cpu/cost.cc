@@ -54,9 +54,10 @@ double row_traffic(const KernelWork& work, const Machine& m) {
 // The dot products or the stream of weights, whichever takes longer.
 double product_seconds(const OpWork& op, const KernelWork& work, const Machine& m) {
   // Matrix instructions multiply half as many bf16 numbers as bytes.
-  double rate = op.activations == DType::kQ8A    ? m.i8_ops
-                : op.activations == DType::kBF16 ? m.i8_ops / 2
-                                                 : m.f32_flops;
+  double rate = op.activations == DType::kQ8A     ? m.i8_ops
+                : op.activations == DType::kBF16  ? m.i8_ops / 2
+                : op.weights == DType::kInt16G128 ? 2 * m.f32_flops
+                                                  : m.f32_flops;
   return std::max(op.flops / rate, op.weight_bytes / weight_bandwidth(work, m));
 }
 

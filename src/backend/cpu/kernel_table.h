@@ -112,6 +112,29 @@ struct TileProduct {
   bool is_new;
 };
 
+// Numbers of 16 bits in blocks of kPairBlock values of k with an f32 scale (tensor/block_formats.h,
+// BlockInt16), two values of k side by side. A block of a panel: kPanel scales, then
+// [k / 2][kPanel][2].
+inline constexpr int kPairBlock = 128;
+inline constexpr int64_t kPairPanelBlock = kPanel * 4 + kPairBlock * kPanel * 2;
+struct alignas(16) XPairs4 {
+  float scale[kTile];
+  int16_t q[kPairBlock / 2][kTile][2];
+};
+// out[row][panel][kPanel] of `blocks` blocks: added to what is there, or to the bias where it is
+// new. Only the first `columns` columns exist.
+struct PairProduct {
+  const uint8_t* panels;
+  int64_t panel_bytes, count;
+  const XPairs4* x;
+  int64_t x_tile;  // blocks from tile to tile
+  int64_t rows, blocks;
+  float* out;
+  int64_t stride, columns;
+  const float* bias;  // may be nullptr
+  bool is_new;
+};
+
 struct KernelTable {
   const char* name;
   PackStyle style;
@@ -205,6 +228,13 @@ struct KernelTable {
     void (*row_float[kFTypes])(const uint8_t* panel, const uint8_t* other, const float* x,
                                int64_t k, float* out);
   } tile_unit;
+  // Products of 16-bit integers, for activations that are f32: pack rounds n <= kTile rows that are
+  // `stride` floats apart. Sums of a block are exact, those of blocks are added in f32 in the order
+  // of k. nullptr: the level has none.
+  struct PairUnit {
+    void (*pack)(const float* x, int64_t stride, int64_t n, int64_t k, XPairs4* out);
+    void (*multiply)(const PairProduct& product);
+  } pairs;
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
   // padded with zeros to a multiple of bf16_group, with two panels that are far apart: row,
   // out[2][kPanel]. Up to kMostFewRows packed rows with a part of a panel that begins at `at`: few,
@@ -259,6 +289,7 @@ const KernelTable* i8mm_table();
 const KernelTable* bf16_table();
 const KernelTable* avx2_table();
 const KernelTable* avx512_table();
+KernelTable::PairUnit avx512_pairs();  // a part of it
 const KernelTable* amx_table();
 
 }  // namespace tokamak::cpu

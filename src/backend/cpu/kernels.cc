@@ -52,13 +52,14 @@ void add_defined_kernels(KernelList& list) {
 void add_region_kernels(KernelList& list) {
   // All matrices of a region read the same packed activations.
   auto add_linears = [&](const std::string& name, const char* activations, const char* layout,
-                         const std::string& types) {
+                         const std::string& types, const char* needs = "") {
     list.add({.name = name,
               .pattern = fmt::format("[rms_norm layer_norm quantize] -> linear({}, weight {}, "
                                      "weight *)+ -> [{} quantize]",
                                      activations, types, element_ops()),
               .weight_layout = layout,
               .numeric_class = "",
+              .needs = needs,
               .cost = linears_cost,
               .scratch = linears_scratch},
              make_linears_region, true);
@@ -66,6 +67,7 @@ void add_region_kernels(KernelList& list) {
   add_linears("cpu.region.linears", "q8a|bf16|f32", kQuantPanels, weight_types(kQuantPanels));
   add_linears("cpu.region.linears.float", "bf16|f32", kFloatPanels, "f32|f16");
   add_linears("cpu.region.linears.bf16", "bf16|f32", kFloatPanels, "bf16");
+  add_linears("cpu.region.linears.int16", "f32", kPairPanels, "int16_g128", "avx512");
   add_linears("cpu.region.linears.rows", "f32", kFileRows, weight_types(kFileRows));
   list.add(
       {.name = "cpu.region.rope_append",

@@ -84,6 +84,9 @@ inline constexpr const char* kRoundedFloatClass =
 inline constexpr const char* kTileClass =
     "weights rounded to bf16 (f16: two terms) times bf16, tdpbf16ps in k order, one accumulator";
 
+inline constexpr const char* kPairClass =
+    "f32 as int16 in blocks of 128, i32 dot per block, f32 fma by scales in k order from the bias";
+
 // Types of matrices in a layout, separated by '|'.
 std::string weight_types(std::string_view layout);
 // Kernels that read f32 rows exist once per layout of their matrix and numeric class.

@@ -76,6 +76,7 @@ const KernelTable* avx512_table() {
     t.chunk_tiles = 64;
     t.float_panels = kMostPanels;
     t.fdot_panels = fdot_many_panels;
+    t.pairs = avx512_pairs();
     t.few_rows = kMostFewRows;
     t.pack_x4 = pack_tile;
     t.fdot4x2[static_cast<int>(FType::kF32)] = fdot4x2<LoadF32>;

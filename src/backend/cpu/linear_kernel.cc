@@ -382,6 +382,12 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
                                                  DType activations) {
   need_matrix(site, weight);
+  if (weight->matrix == Weight::Matrix::kPairPanel) {
+    if (activations == DType::kF32 && site.kernels.pairs.multiply)
+      return make_pair_linear(site.kernels, weight);
+    fail(ErrorCode::kUnsupported, "{}: {} has no products of int16 and {} on {}", site.label,
+         site.kernel->name, dtype_name(activations), site.kernels.name);
+  }
   if (activations == DType::kF32 && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<DigitsLinear>(site.kernels, weight);
   bool bf16 = weight->matrix == Weight::Matrix::kFPanel && weight->ftype == FType::kBF16;

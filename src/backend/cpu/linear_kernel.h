@@ -73,6 +73,8 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
                                                  DType activations);
 // Activations bf16, on levels with a tile_unit.
 std::unique_ptr<LinearKernel> make_tile_linear(const KernelTable& kernels, const Weight* weight);
+// Activations f32, weights int16_g128, on levels with products of pairs.
+std::unique_ptr<LinearKernel> make_pair_linear(const KernelTable& kernels, const Weight* weight);
 // Activations f32, or bf16 that are brought to f32; weights of any type but those in quantised
 // panels.
 std::unique_ptr<LinearKernel> make_float_linear(const KernelTable& kernels, const Weight* weight,

@@ -391,6 +391,19 @@ void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count
     pack(reinterpret_cast<uint16_t*>(out));
 }
 
+void pack_pair_panel(const std::byte* rows, int64_t row_bytes, int count, int64_t k, uint8_t* out) {
+  std::memset(out, 0, static_cast<size_t>(k / kPairBlock * kPairPanelBlock));
+  for (int64_t b = 0; b < k / kPairBlock; ++b, out += kPairPanelBlock)
+    for (int row = 0; row < count; ++row) {
+      BlockInt16 block;
+      std::memcpy(&block, rows + row * row_bytes + b * static_cast<int64_t>(sizeof block),
+                  sizeof block);
+      std::memcpy(out + row * sizeof(float), &block.scale, sizeof(float));
+      for (int i = 0; i < kPairBlock; i += 2)
+        std::memcpy(out + (kPanel + i / 2 * kPanel + row) * 4, block.q + i, 4);
+    }
+}
+
 void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* panel, int row,
                        int64_t k0, int64_t n, float* out) {
   const QLayout& l = qlayout(format);

@@ -49,6 +49,9 @@ void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, 
 void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count, int64_t k,
                  uint8_t* out);
 
+// Rows of int16_g128 (kernel_table.h has the layout).
+void pack_pair_panel(const std::byte* rows, int64_t row_bytes, int count, int64_t k, uint8_t* out);
+
 // A panel of one style in another; the same values, bit for bit.
 void repack_qpanel(QFormat format, const PackStyle& from, const PackStyle& to, int64_t k,
                    const uint8_t* in, uint8_t* out);

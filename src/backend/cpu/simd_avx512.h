@@ -33,13 +33,7 @@ TK_INLINE V vcopysign(V magnitude, V sign) {
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(mask, _mm512_castps_si512(sign.r),
                                                         _mm512_castps_si512(magnitude.r), 0xca))};
 }
-TK_INLINE V vscale2(V p, V n) {
-  __m512i bias = _mm512_set1_epi32(127);
-  __m512i e = _mm512_cvtps_epi32(n.r), e1 = _mm512_srai_epi32(e, 1), e2 = _mm512_sub_epi32(e, e1);
-  __m512 f1 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(e1, bias), 23));
-  __m512 f2 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(e2, bias), 23));
-  return {_mm512_mul_ps(_mm512_mul_ps(p.r, f1), f2)};
-}
+TK_INLINE V vscale2(V p, V n) { return {_mm512_scalef_ps(p.r, n.r)}; }
 TK_INLINE V vload_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -70,6 +70,9 @@ void set_form(const WeightEntry& entry, Weight& w) {
     w.matrix = Weight::Matrix::kFPanel;
     w.ftype = *f;
     w.panel_bytes = fpanel_bytes(*f, w.k);
+  } else if (entry.dtype == DType::kInt16G128 && entry.layout == kPairPanels) {
+    w.matrix = Weight::Matrix::kPairPanel;
+    w.panel_bytes = w.k / kPairBlock * kPairPanelBlock;
   } else if (entry.layout == kFileRows) {
     w.matrix = Weight::Matrix::kRows;
     w.panel_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k)) * kPanel;
@@ -107,6 +110,8 @@ void make_matrix(const WeightEntry& entry, const std::byte* source, const Kernel
       uint8_t* out = w.matrix_memory.data() + p * w.panel_bytes;
       if (w.matrix == Weight::Matrix::kQPanel)
         pack_qpanel(w.qformat, kernels.style, rows, row_bytes, rest, w.k, out);
+      else if (w.matrix == Weight::Matrix::kPairPanel)
+        pack_pair_panel(rows, row_bytes, rest, w.k, out);
       else
         pack_fpanel(w.ftype, rows, row_bytes, rest, w.k, out);
     }
@@ -212,6 +217,10 @@ void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) con
     case Matrix::kFPanel: {
       int64_t size = ftype == FType::kF32 ? 4 : 2;
       const uint8_t* p = panel(row / kPanel) + lane * size;
+      if (ftype == FType::kF32) {
+        for (int64_t i = 0; i < k; ++i) std::memcpy(out + i, p + i * kPanel * 4, 4);
+        return;
+      }
       for (int64_t i = 0; i < k; ++i, p += kPanel * size) tokamak::decode_row(dtype, p, out + i, 1);
       return;
     }

@@ -14,9 +14,11 @@
 namespace tokamak::cpu {
 
 // The layouts of matrices, as plans name them (pack.h): panels of a quantised format, panels of
-// f32, f16 or bf16, rows in the type of the file. Everything that is not a matrix is row-major.
+// f32, f16 or bf16, panels of pairs of int16, rows in the type of the file. Everything that is not
+// a matrix is row-major.
 inline constexpr const char* kQuantPanels = "qpanel16";
 inline constexpr const char* kFloatPanels = "fpanel16";
+inline constexpr const char* kPairPanels = "pairs16";
 inline constexpr const char* kFileRows = "file_rows";
 
 // Whole numbers, which no matrix has.
@@ -24,6 +26,7 @@ inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_
 
 // Which of them the kernels for matrices of this type read.
 inline const char* matrix_layout(DType dtype) {
+  if (dtype == DType::kInt16G128) return kPairPanels;
   return qformat_of(dtype) ? kQuantPanels : ftype_of(dtype) ? kFloatPanels : kFileRows;
 }
 
@@ -31,7 +34,7 @@ inline const char* matrix_layout(DType dtype) {
 struct Weight {
   std::string name;
   std::string layout;  // of the plan
-  enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
+  enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kPairPanel, kRows };
   Matrix matrix = Matrix::kNone;
   DType dtype = DType::kF32;
   QFormat qformat = QFormat::kQ4_0;

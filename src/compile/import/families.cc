@@ -437,6 +437,10 @@ TensorView source_shape(const WeightSource& file, std::string_view where,
     if (!can_be_weight(tensor->dtype) && !joined)
       fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which cannot be a weight", where,
            source, dtype_name(tensor->dtype));
+    if (tensor->dtype == DType::kF8E4M3 && !joined && file.find(source + "_scale"))
+      fail(ErrorCode::kUnsupported,
+           "{}: tensor {} has scales; quantization_config in config.json must name the method",
+           where, source);
     if (&source == &sources[0]) {
       out.dtype = tensor->dtype;
       out.dims = tensor->dims;

@@ -17,7 +17,7 @@ const Family kFamilies[] = {
      .hf_names = "mistral ministral ministral3",
      .models = "Mistral 7B, Nemo and Small, Ministral, Ministral 3",
      .gguf_interleaved = true},
-    {.architecture = "qwen2", .hf_names = "qwen2", .models = "Qwen2, Qwen2.5"},
+    {.architecture = "qwen2", .hf_names = "qwen2 mimo", .models = "Qwen2, Qwen2.5, MiMo 7B"},
     {.architecture = "qwen2vl",
      .hf_names = "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
      .models = "Qwen2-VL, Qwen2.5-VL (text)"},

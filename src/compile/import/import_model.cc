@@ -1,5 +1,7 @@
 #include "compile/import/import_model.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/json.h"
 #include "compile/import/encoder_config.h"
@@ -31,6 +33,52 @@ ImportedModel import_gguf(const fs::path& path) {
   return model;
 }
 
+// Python writes numbers that JSON does not have (Nemotron-H: "time_step_limit": [0.0, Infinity]);
+// they become texts.
+std::string quote_infinities(std::string_view text) {
+  constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    const auto* word = std::find_if(std::begin(kWords), std::end(kWords), [&](std::string_view w) {
+      return text.substr(i, w.size()) == w;
+    });
+    if (!in_string && word != std::end(kWords)) {
+      out += fmt::format("\"{}\"", *word);
+      i += word->size();
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    if (text[i] == '\\' && i + 1 < text.size()) out += text[i++];
+    out += text[i++];
+  }
+  return out;
+}
+
+Value read_config(const fs::path& path) {
+  try {
+    return parse_json(quote_infinities(read_text_file(path, kMaxConfigBytes)), path.string(),
+                      {.max_depth = 32});
+  } catch (const Error& e) {
+    fail(ErrorCode::kCorrupt, "{}", e.what());
+  }
+}
+
+// ModelOpt describes its checkpoints in a file of their own; newer ones also in config.json.
+void add_modelopt(const fs::path& folder, Value& config) {
+  fs::path path = folder / "hf_quant_config.json";
+  std::error_code ec;
+  if (!config.is_object() || config.find("quantization_config") || !fs::is_regular_file(path, ec))
+    return;
+  Value json = read_config(path);
+  const Value* quantization = json.is_object() ? json.find("quantization") : nullptr;
+  if (!quantization || !quantization->is_object())
+    fail(ErrorCode::kCorrupt, "{}: has no object \"quantization\"", path.string());
+  Value described = *quantization;
+  described.set("quant_method", "modelopt");
+  config.set("quantization_config", std::move(described));
+}
+
 ImportedModel import_folder(const fs::path& folder) {
   fs::path config = folder / "config.json";
   std::error_code ec;  // an unreadable folder is treated as one without config.json
@@ -47,12 +95,8 @@ ImportedModel import_folder(const fs::path& folder) {
          folder.string());
   }
   ImportedModel model;
-  std::string text = read_text_file(config, kMaxConfigBytes);
-  try {
-    model.metadata = parse_json(text, config.string(), {.max_depth = 32});
-  } catch (const Error& e) {
-    fail(ErrorCode::kCorrupt, "{}", e.what());
-  }
+  model.metadata = read_config(config);
+  add_modelopt(folder, model.metadata);
   model.weights = SafetensorsFolder::open(folder, sentence_transformers_folders(folder));
   std::string where = folder.string();
   model.config = is_encoder_hf(model.metadata)

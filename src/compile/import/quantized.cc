@@ -59,6 +59,9 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
   if (!config_) return;
   Fields f(*config_, where_);
   method_ = f.text({"quant_method"}, "");
+  if (const Value* producer = config_->find("producer");
+      method_.empty() && producer && producer->is_object())
+    method_ = Fields(*producer, where_).text({"name"}, "");  // of some ModelOpt checkpoints
   if (std::find(std::begin(kMethods), std::end(kMethods), method_) == std::end(kMethods))
     fail(ErrorCode::kUnsupported,
          "{}: weights quantised with {} are not supported; supported: {}, or a GGUF file", where_,
@@ -92,9 +95,9 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
   }
   if (method_ == "compressed-tensors") read_compressed();
   if (std::string kind = f.text({"quant_algo"}, "FP8");
-      method_ == "modelopt" && kind != "FP8" && kind != "NVFP4")
-    fail(ErrorCode::kUnsupported, "{}: modelopt with {} is not supported, only FP8 and NVFP4",
-         where_, kind);
+      method_ == "modelopt" && kind != "FP8" && kind != "NVFP4" && kind != "MIXED_PRECISION")
+    fail(ErrorCode::kUnsupported,
+         "{}: modelopt with {} is not supported, only FP8, NVFP4 and both of them", where_, kind);
 }
 
 void QuantizedWeights::read_compressed() {

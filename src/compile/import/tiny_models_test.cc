@@ -1,18 +1,25 @@
 // The tiny models of tools/tiny_models.py, each as a folder and as GGUF: both importers must
 // describe the same model and give the same weights, bit for bit. Without the folder in
 // $TOKAMAK_TINY_MODELS or $TOKAMAK_TINY_FAMILIES there is nothing to compare.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
+#include "base/file.h"
 #include "compile/import/import_model.h"
 #include "compile/import/import_test_util.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
 namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
 
 struct Values {
   std::vector<int64_t> dims;
@@ -209,6 +216,57 @@ TEST_P(TinyModels, FolderAndGgufAreTheSameModel) {
 }
 INSTANTIATE_TEST_SUITE_P(Folders, TinyModels,
                          testing::Values("TOKAMAK_TINY_MODELS", "TOKAMAK_TINY_FAMILIES"));
+
+// A tiny model as a folder of its own, with a part of its config.json replaced.
+class CopiedModel {
+ public:
+  CopiedModel(const char* root, const char* name, std::string_view from, std::string_view to) {
+    fs::copy(fs::path(root) / name, path_.path(), fs::copy_options::recursive);
+    std::string text = read_text_file(path_.path() / "config.json", 1 << 20);
+    size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << name << " has no " << from;
+    write("config.json", text.replace(at, from.size(), to));
+  }
+  void write(const char* file, std::string_view text) const {
+    std::ofstream(path_.path() / file) << text;
+  }
+  ImportedModel import() const { return import_model(path_.path()); }
+
+ private:
+  test::TempFolder path_;
+};
+
+// What the config.json of published models has, and tiny ones do not.
+TEST(PublishedFolders, AreReadAsTheyAre) {
+  const char *models = std::getenv("TOKAMAK_TINY_MODELS"),
+             *families = std::getenv("TOKAMAK_TINY_FAMILIES");
+  if (!models || !families || !fs::exists(models) || !fs::exists(families))
+    GTEST_SKIP() << "no tiny models";
+  CopiedModel mimo(models, "qwen2", R"("model_type": "qwen2")", R"("model_type": "mimo")");
+  EXPECT_EQ(mimo.import().config.architecture, "qwen2");
+  CopiedModel infinite(families, "nemotron_h", "{",
+                       R"({"time_step_limit": [0.0, Infinity], "a": "Infinity \" NaN", "b": NaN,)");
+  EXPECT_EQ(infinite.import().config.recurrent.step_high, 0.0);
+
+  CopiedModel scaled(families, "modelopt", "quantization_config", "unused");
+  EXPECT_THAT(test::error_of([&] { scaled.import(); }), HasSubstr("model.layers.0.self_attn"));
+  for (const char* method : {"NVFP4", "MIXED_PRECISION"}) {
+    scaled.write("hf_quant_config.json", fmt::format(R"({{"producer": {{"name": "modelopt"}},
+                               "quantization": {{"quant_algo": "{}"}}}})",
+                                                     method));
+    ImportedModel got = scaled.import(), want = import_model(fs::path(families) / "modelopt");
+    ASSERT_EQ(got.config.weights.size(), want.config.weights.size());
+    for (const auto& [name, weight] : want.config.weights)
+      EXPECT_EQ(got.config.weights.at(name).recipe, weight.recipe) << name;
+  }
+  scaled.write("hf_quant_config.json", R"({"quantization": {"quant_algo": "W4A8_AWQ"}})");
+  EXPECT_THAT(test::error_of([&] { scaled.import(); }), HasSubstr("modelopt with W4A8_AWQ"));
+  scaled.write("hf_quant_config.json", "[]");
+  EXPECT_THAT(test::error_of([&] { scaled.import(); }), HasSubstr("no object \"quantization\""));
+  CopiedModel unnamed(families, "modelopt", R"("quant_method": "modelopt")",
+                      R"("producer": {"name": "modelopt"})");
+  EXPECT_NO_THROW(unnamed.import());
+}
 
 }  // namespace
 }  // namespace tokamak

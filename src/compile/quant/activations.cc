@@ -2,6 +2,8 @@
 // block-quantised and the backend computes that product in integers, or where w has 16 bits and the
 // backend is faster with activations of bf16. q, k and v share one quantize node by hash-consing.
 // `--activations bf16` also rounds matrices of f32 to bf16, where a kernel multiplies those.
+// `--activations i16` rounds matrices of floats to int16 with a scale for 128 values: the kernel of
+// such a matrix rounds its f32 activations in the same way.
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -15,7 +17,7 @@ namespace tokamak {
 namespace {
 
 // Whether a kernel runs the node with activations and a matrix of these types. One that takes every
-// op, as the reference does, gains nothing from bf16.
+// op, as the reference does, gains nothing from rounding.
 bool takes(const KernelSet& kernels, const Function& fn, const Node& node,
            const std::vector<Ref>& in, DType type, DType matrix) {
   std::vector<DType> types;
@@ -24,13 +26,14 @@ bool takes(const KernelSet& kernels, const Function& fn, const Node& node,
     types.push_back(i == 0 ? type : i == 1 ? matrix : fn.tensor(in[i]).dtype);
     weights[i] = i == 1 || is_weight(fn.node(in[i].node));
   }
-  return std::any_of(
-      kernels.entries().begin(), kernels.entries().end(), [&](const KernelSet::Entry& e) {
-        bool any = e.pattern.kind == KernelPattern::Anchor::kAny && type == DType::kBF16;
-        return !e.pattern.region && !any &&
-               kernel_matches(e.pattern, node.op->name, types,
-                              std::span(weights).first(types.size()));
-      });
+  return std::any_of(kernels.entries().begin(), kernels.entries().end(),
+                     [&](const KernelSet::Entry& e) {
+                       bool any = e.pattern.kind == KernelPattern::Anchor::kAny &&
+                                  (type == DType::kBF16 || matrix == DType::kInt16G128);
+                       return !e.pattern.region && !any &&
+                              kernel_matches(e.pattern, node.op->name, types,
+                                             std::span(weights).first(types.size()));
+                     });
 }
 
 // What activations are rounded to before the product with a matrix of this type. Of quantised
@@ -59,13 +62,12 @@ std::optional<DType> rounded_for(DType dtype) {
   }
 }
 
-// A matrix of f32 as bf16, which halves its memory. Other functions of the module may have added
-// it.
-Ref rounded_matrix(Module& module, Function& fn, Ref matrix) {
+// A matrix in another type. Other functions of the module may have added it.
+Ref rounded_matrix(Module& module, Function& fn, Ref matrix, DType type) {
   WeightDecl w = *module.find_weight(fn.node(matrix.node).attrs.at("name").as_string());
   RecipeStep cast{};
   cast.kind = RecipeStep::Kind::kCast;
-  cast.dtype = w.type.dtype = DType::kBF16;
+  cast.dtype = w.type.dtype = type;
   if (w.recipe.sources.empty()) w.recipe.sources = {w.name};
   w.recipe.steps.push_back(cast);
   w.name += recipe_to_text({{}, {cast}});
@@ -73,25 +75,38 @@ Ref rounded_matrix(Module& module, Function& fn, Ref matrix) {
   return fn.weight(w.name);
 }
 
+// A matrix of floats whose rows are whole blocks.
+bool fits_int16(const TensorType& type) {
+  auto k = type.extent(-1).constant();
+  return type.rank() == 2 && dtype_info(type.dtype).is_float && k &&
+         *k % dtype_info(DType::kInt16G128).block_elements == 0;
+}
+
 }  // namespace
 
 void quantize_activations(Module& module, Function& function, const PassContext& context) {
   const std::string& mode = context.options.activations;
   if (mode == "f32") return;
-  if (mode != "auto" && mode != "bf16")
-    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16 or f32", mode);
+  if (mode != "auto" && mode != "bf16" && mode != "i16")
+    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16, i16 or f32", mode);
   KernelSet kernels(context.backend);
   bool stored_f32 =
       context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
-  bool products = false, some = false;  // with weights; with activations of bf16
+  bool products = false, some = false;  // with weights; with activations of the type asked for
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     products = products || node.op->takes_q8a;
     if (!node.op->takes_q8a || to.tensor(in[0]).dtype != DType::kF32)
       return copy_node(to, node, inputs);
     DType matrix = to.tensor(in[1]).dtype;
-    bool round_matrix = mode == "bf16" && matrix == DType::kF32 &&
-                        to.node(in[1].node).op->role == OpDef::Role::kWeight;
+    bool weight = to.node(in[1].node).op->role == OpDef::Role::kWeight;
+    if (mode == "i16" && weight && fits_int16(to.tensor(in[1])) &&
+        takes(kernels, to, node, in, DType::kF32, DType::kInt16G128)) {
+      inputs[1] = rounded_matrix(module, to, in[1], DType::kInt16G128);
+      some = true;
+      return copy_node(to, node, inputs);
+    }
+    bool round_matrix = mode == "bf16" && matrix == DType::kF32 && weight;
     if (round_matrix) matrix = DType::kBF16;
     std::optional<DType> type = rounded_for(matrix);
     if (type && mode == "bf16" && takes(kernels, to, node, in, DType::kBF16, matrix))
@@ -99,16 +114,16 @@ void quantize_activations(Module& module, Function& function, const PassContext&
     if (type && (stored_f32 || type == DType::kQ8A) &&
         takes(kernels, to, node, in, *type, matrix)) {
       inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", dtype_name(*type)}});
-      if (round_matrix) inputs[1] = rounded_matrix(module, to, in[1]);
-      some = some || type == DType::kBF16;
+      if (round_matrix) inputs[1] = rounded_matrix(module, to, in[1], DType::kBF16);
+      some = some || (mode == "bf16" && type == DType::kBF16);
     }
     return copy_node(to, node, inputs);
   });
-  if (mode == "bf16" && products && !some && stored_f32)
+  if (mode != "auto" && products && !some && stored_f32)
     fail(ErrorCode::kUnsupported,
-         "--activations bf16: {} has no kernel that multiplies these weights with bf16 "
+         "--activations {0}: {1} has no kernel that multiplies these weights with {0} "
          "activations; use auto or f32",
-         context.backend.isa());
+         mode, context.backend.isa());
 }
 
 }  // namespace tokamak
