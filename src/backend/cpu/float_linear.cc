@@ -18,6 +18,7 @@ class FloatLinear final : public LinearKernel {
     int64_t step = dtype_info(w_->dtype).block_elements;
     // A part of the panels stays in the L1 cache; the rows may come from the L3 cache.
     part_ = std::max(step, (panels_ > 1 ? 128 : 256) / step * step);
+    few_rows_ = panels_ > 1 ? 32 : 2 * kTile;
     if (panels_ > 1) limit_chunk(kChunkBytes, kChunkTiles, 1);
   }
   int64_t row_bytes() const override { return w_->k * (bf16_ ? 2 : 4); }
@@ -87,32 +88,24 @@ class FloatLinear final : public LinearKernel {
     const auto* x = reinterpret_cast<const float*>(packed);
     auto* decoded = reinterpret_cast<float*>(scratch);
     float* sums = decoded + panels_ * part_ * kPanel;  // [rows / kRows][panels][kRows][kPanel]
+    if (direct_ && rows <= few_rows_) return few(kernels, x, rows, begin, end, sink, sums);
     bool floats = direct_ && w_->ftype == FType::kF32;
-    bool narrow = direct_ && !floats && rows <= 2 * kTile;  // f16 or bf16, read as they are
     for (int64_t first = begin; first < end; first += panels_) {
       int64_t count = std::min(panels_, end - first);
       std::memset(sums, 0, static_cast<size_t>(count * rows * kPanel) * sizeof(float));
       for (int64_t k = 0; k < w_->k; k += part_) {
         int64_t n = std::min(part_, w_->k - k);
-        for (int64_t i = 0; i < count && !floats && !narrow; ++i)
+        bool last = k + n == w_->k;
+        const float* part = decoded;
+        if (floats) part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
+        for (int64_t i = 0; i < count && !floats; ++i)
           w_->decode_panel(kernels, first + i, k, n, decoded + i * n * kPanel);
         for (int64_t r = 0; r < rows; r += kRows) {
-          int64_t some = std::min(kRows, rows - r);
-          const float* tiles = x + r * w_->k + k * kTile;
-          float* to = sums + r * count * kPanel;
-          if (narrow) {
-            for (int64_t i = 0; i < count; ++i)
-              kernels.fdot_rows[static_cast<int>(w_->ftype)](w_->panel(first + i) + k * kPanel * 2,
-                                                             tiles, kTile * w_->k, some, n,
-                                                             to + i * some * kPanel);
-          } else if (floats) {
-            if (panels_ > 1) fetch(first, end, k, n, r, rows);
-            const auto* part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
-            kernels.fdot_panels(part, w_->panel_bytes / 4, count, tiles, kTile * w_->k, some, n,
-                                to);
-          } else {
-            kernels.fdot_panels(decoded, n * kPanel, count, tiles, kTile * w_->k, some, n, to);
-          }
+          if (floats && panels_ > 1)
+            fetch(last ? first + panels_ : first, end, last ? 0 : k + n, r, rows);
+          kernels.fdot_panels(part, floats ? w_->panel_bytes / 4 : n * kPanel, count,
+                              x + r * w_->k + k * kTile, kTile * w_->k, std::min(kRows, rows - r),
+                              n, sums + r * count * kPanel);
         }
       }
       for (int64_t r = 0; r < rows; r += kRows)
@@ -124,20 +117,47 @@ class FloatLinear final : public LinearKernel {
  private:
   static constexpr int64_t kRows = 32, kChunkTiles = 64, kChunkBytes = 1 << 21;
 
-  // What follows the part at k of the panels comes from memory while the part is multiplied: a
-  // share of it before each kRows rows.
-  void fetch(int64_t first, int64_t end, int64_t k, int64_t n, int64_t row, int64_t rows) const {
-    bool last = k + n >= w_->k;
-    int64_t from = last ? 0 : (k + n) * kPanel * 4, p = last ? first + panels_ : first;
-    int64_t bytes = std::min(part_, w_->k - (last ? 0 : k + n)) * kPanel * 4;
-    int64_t begin = bytes * row / rows / 64 * 64, stop = bytes * std::min(row + kRows, rows) / rows;
-    for (int64_t i = p; i < std::min(p + panels_, end); ++i)
-      for (int64_t at = begin; at < stop; at += 64)
-        __builtin_prefetch(w_->panel(i) + from + at, 0, 2);
+  // Few rows wait for memory: panels are read as they are, in as many long streams as panels are
+  // multiplied at once.
+  void few(const KernelTable& kernels, const float* x, int64_t rows, int64_t begin, int64_t end,
+           const LinearSink& sink, float* sums) const {
+    int64_t share = (end - begin) / panels_;
+    for (int64_t p = begin; p < begin + share; ++p)
+      few_panels(kernels, x, rows, begin, p, share, panels_, sink, sums);
+    for (int64_t p = begin + share * panels_; p < end; ++p)
+      few_panels(kernels, x, rows, begin, p, 0, 1, sink, sums);
+  }
+
+  // `count` panels from `panel` on, each `step` after the one before.
+  void few_panels(const KernelTable& kernels, const float* x, int64_t rows, int64_t begin,
+                  int64_t panel, int64_t step, int64_t count, const LinearSink& sink,
+                  float* sums) const {
+    constexpr int64_t kPart = 256, kSome = 2 * kTile;  // all rows read a part from the cache
+    int64_t k_bytes = w_->panel_bytes / w_->k;
+    std::memset(sums, 0, static_cast<size_t>(count * rows * kPanel) * sizeof(float));
+    for (int64_t k = 0; k < w_->k; k += kPart)
+      for (int64_t r = 0; r < rows; r += kSome)
+        kernels.fdot_far[static_cast<int>(w_->ftype)](
+            w_->panel(panel) + k * k_bytes, step * w_->panel_bytes, count,
+            x + r * w_->k + k * kTile, kTile * w_->k, std::min(kSome, rows - r),
+            std::min(kPart, w_->k - k), sums + r * count * kPanel);
+    for (int64_t r = 0; r < rows; r += kSome)
+      for (int64_t i = 0, some = std::min(kSome, rows - r); i < count; ++i)
+        store(sink, begin, panel + i * step, r, some, sums + (r * count + i * some) * kPanel);
+  }
+
+  // The next part of f32 panels comes from memory while this one is multiplied: before each kRows
+  // rows, a share of it.
+  void fetch(int64_t panel, int64_t end, int64_t k, int64_t row, int64_t rows) const {
+    int64_t bytes = std::min(part_, w_->k - k) * kPanel * 4;
+    int64_t from = bytes * row / rows / 64 * 64, to = bytes * std::min(row + kRows, rows) / rows;
+    for (int64_t p = panel; p < std::min(panel + panels_, end); ++p)
+      for (int64_t at = from; at < to; at += 64)
+        __builtin_prefetch(w_->panel(p) + k * kPanel * 4 + at, 0, 2);
   }
 
   bool direct_, bf16_;
-  int64_t panels_, part_;
+  int64_t panels_, part_, few_rows_;
 };
 
 }  // namespace

@@ -191,6 +191,9 @@ struct KernelTable {
   int64_t float_panels;
   void (*fdot_panels)(const float* panels, int64_t panel_stride, int64_t count, const float* x,
                       int64_t stride, int64_t rows, int64_t k, float* sums);
+  // The same for panels of any type that are `panel_stride` bytes apart and come from memory.
+  void (*fdot_far[kFTypes])(const void* panels, int64_t panel_stride, int64_t count, const float* x,
+                            int64_t stride, int64_t rows, int64_t k, float* sums);
   // kTile rows that are `stride` floats apart become a tile [k][kTile].
   void (*pack_x4_floats)(const float* x, int64_t stride, int64_t k, float* to);
   // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the

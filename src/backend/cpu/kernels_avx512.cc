@@ -77,6 +77,9 @@ const KernelTable* avx512_table() {
     t.float_panels = kMostPanels;
     t.fdot_panels = fdot_many_panels;
     t.pairs = avx512_pairs();
+    t.fdot_far[static_cast<int>(FType::kF32)] = fdot_far_panels<LoadF32>;
+    t.fdot_far[static_cast<int>(FType::kF16)] = fdot_far_panels<LoadF16>;
+    t.fdot_far[static_cast<int>(FType::kBF16)] = fdot_far_panels<LoadBF16>;
     t.few_rows = kMostFewRows;
     t.pack_x4 = pack_tile;
     t.fdot4x2[static_cast<int>(FType::kF32)] = fdot4x2<LoadF32>;

@@ -384,18 +384,29 @@ TEST(VectorKernels, SeveralFloatPanelsSameBitsAsOne) {
   constexpr int64_t k = 21, most = 27, tiles = (most + kTile - 1) / kTile, panels = 8;
   std::vector<float> w = random_floats(rng, panels * (k + 1) * kPanel),
                      x = random_floats(rng, tiles * k * kTile);
+  std::vector<uint8_t> stored(w.size() * 4);
+  auto check = [&](const KernelTable& t, int type, int64_t count, int64_t rows) {
+    int64_t stride = (k + 1) * kPanel * (type == 0 ? 4 : 2);
+    std::vector<float> sums(static_cast<size_t>(count * rows * kPanel), 0.5f), one = sums,
+                                                                               far = one;
+    for (int64_t p = 0; p < count; ++p)
+      t.fdot_rows[type](stored.data() + p * stride, x.data(), kTile * k, rows, k,
+                        one.data() + p * rows * kPanel);
+    t.fdot_far[type](stored.data(), stride, count, x.data(), kTile * k, rows, k, far.data());
+    ASSERT_EQ(0, std::memcmp(far.data(), one.data(), one.size() * 4)) << "far";
+    if (type != 0) return;
+    t.fdot_panels(w.data(), stride / 4, count, x.data(), kTile * k, rows, k, sums.data());
+    ASSERT_EQ(0, std::memcmp(sums.data(), one.data(), one.size() * 4));
+  };
   for (const KernelTable* t : available_tables())
-    for (int64_t count = 1; count <= panels; ++count)
-      for (int64_t rows = 1; rows <= most; ++rows) {
-        std::vector<float> sums(static_cast<size_t>(count * rows * kPanel), 0.5f), one = sums;
-        t->fdot_panels(w.data(), (k + 1) * kPanel, count, x.data(), kTile * k, rows, k,
-                       sums.data());
-        for (int64_t p = 0; p < count; ++p)
-          t->fdot_rows[0](w.data() + p * (k + 1) * kPanel, x.data(), kTile * k, rows, k,
-                          one.data() + p * rows * kPanel);
-        ASSERT_EQ(0, std::memcmp(sums.data(), one.data(), sums.size() * 4))
-            << t->name << ", " << count << " panels, " << rows << " rows";
-      }
+    for (int type : {0, 1, 2}) {
+      t->narrow[type](w.data(), stored.data(), static_cast<int64_t>(w.size()));
+      for (int64_t count = 1; count <= panels; ++count)
+        for (int64_t rows = 1; rows <= most; ++rows) {
+          SCOPED_TRACE(fmt::format("{} type {} panels {} rows {}", t->name, type, count, rows));
+          check(*t, type, count, rows);
+        }
+    }
 }
 
 TEST(VectorKernels, FourRowsBecomeATile) {

@@ -107,6 +107,50 @@ TEST_P(LinearParts, GiveTheBitsOfEachRowAlone) {
   }
 }
 
+// Rows around the limits between reading panels as they are and decoding parts of them.
+TEST(FloatLinearParts, GiveTheBitsOfEachRowAlone) {
+  constexpr int64_t kRows = 37, kColumns = 10 * kPanel + 5, k = 300;
+  Rng rng(4);
+  int64_t panels = panels_of(kColumns);
+  std::vector<float> numbers(static_cast<size_t>(panels * k * kPanel)), x(kRows * k);
+  for (float& v : numbers) v = static_cast<float>(rng.normal());
+  for (float& v : x) v = static_cast<float>(rng.normal());
+  for (const KernelTable* table : available_tables())
+    for (FType type : {FType::kF32, FType::kF16, FType::kBF16}) {
+      std::vector<uint8_t> stored(numbers.size() * 4);
+      table->narrow[static_cast<int>(type)](numbers.data(), stored.data(), panels * k * kPanel);
+      Weight weight;
+      weight.matrix = Weight::Matrix::kFPanel;
+      weight.dtype = type == FType::kF32   ? DType::kF32
+                     : type == FType::kF16 ? DType::kF16
+                                           : DType::kBF16;
+      weight.ftype = type;
+      weight.n = kColumns, weight.k = k;
+      weight.panel_bytes = fpanel_bytes(type, k);
+      weight.panels = stored.data();
+      auto kernel = make_float_linear(*table, &weight, DType::kF32);
+      std::vector<uint8_t> scratch(static_cast<size_t>(kernel->scratch_bytes())),
+          packed(static_cast<size_t>(kernel->packed_bytes(kRows)));
+      std::vector<float> alone(kRows * kColumns);
+      for (int64_t r = 0; r < kRows; ++r)
+        kernel->single(*table, x.data() + r * k, 0, panels,
+                       {alone.data() + r * kColumns, kColumns, nullptr}, scratch.data());
+      for (int64_t r = 0; r < kRows; r += kTile)
+        kernel->pack_tile(*table, x.data() + r * k, std::min<int64_t>(kTile, kRows - r),
+                          packed.data(), r / kTile);
+      for (int64_t rows : {2, 7, 8, 9, 31, 32, 33, 37})
+        for (int64_t split : {int64_t{0}, int64_t{5}, panels - 1}) {
+          std::vector<float> out(static_cast<size_t>(rows * kColumns));
+          for (auto [begin, end] : {std::pair{int64_t{0}, split}, {split, panels}})
+            kernel->tiles(*table, packed.data(), rows, begin, end,
+                          {out.data() + begin * kPanel, kColumns, nullptr}, scratch.data());
+          EXPECT_EQ(0, std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)))
+              << table->name << ", type " << static_cast<int>(type) << ", " << rows
+              << " rows, panels from " << split;
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearParts,
                          testing::Values(QFormat::kQ4_0, QFormat::kQ8_0, QFormat::kQ4_K,
                                          QFormat::kQ6_K),
