@@ -181,7 +181,7 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
           "milliseconds between two tokens of an answer: prompts are cut into chunks small enough "
-          "to keep it (default: 3 times the pace without prompts, at least 10; 250 while no "
+          "to keep it (default: 2.6 times the pace without prompts, at least 10; 250 while no "
           "answer is streamed); 0 = chunks of --max-num-batched-tokens")
       ->check(CLI::Range(0.0, 1e6));
   verb.add_option("--max-queue", flags.max_queue,
@@ -280,7 +280,7 @@ void check_serve_flags(ServeFlags& flags) {
     config.kv_policy = kv_policy;
     config.max_queue = flags.max_queue;
     config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms.value_or(250) * 1e6);
-    config.stream_pace = flags.tpot_target_ms ? 0 : 3;
+    config.stream_pace = flags.tpot_target_ms ? 0 : 2.6;
     config.prefix_cache = !flags.no_prefix_cache;
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;

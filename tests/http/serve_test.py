@@ -399,18 +399,6 @@ class Flags(unittest.TestCase):
             for more in ({"tools": tools, "tool_choice": "none"}, {"tools": []}, {}):
                 self.assertEqual(ask(**more)[0], 200, more)
 
-    def test_calls_have_the_format_of_the_requests_template(self):
-        parameters = {"properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
-        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-        body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required", "max_tokens": 200, "temperature": 0}
-        with Serve(LLAMA) as s:  # its template does not know tools
-            for shows in ("Write <tool_call>{'name': ..., 'arguments': ...}</tool_call>", "in a format of its own"):
-                template = "{{ tools | tojson }} " + shows + " {{ messages[0].content }}"
-                status, _, answer = s.post("/v1/chat/completions", **body, chat_template=template)
-                self.assertEqual(status, 200, answer)
-                call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
-                self.assertEqual((call["name"], json.loads(call["arguments"])), ("f", {"a": 7}), shows)
-
     def test_every_step_is_logged(self):
         with tempfile.NamedTemporaryFile() as log, Serve(LLAMA, "--step-log", log.name) as s:
             usage = s.post("/v1/completions", prompt="hello there", max_tokens=8, ignore_eos=True)[2]["usage"]
