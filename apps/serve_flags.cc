@@ -4,9 +4,11 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 #include <string_view>
 
 #include "apps/model_store.h"
+#include "apps/step_log.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -118,6 +120,9 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
+  verb.add_option("--step-log", flags.step_log,
+                  "append one JSON line per step of the engine to this file: what it was predicted "
+                  "to take, what it took, what it computed");
   verb.add_option("--log-format", flags.log_format, "lines on standard error: text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
@@ -176,7 +181,7 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
           "milliseconds between two tokens of an answer: prompts are cut into chunks small enough "
-          "to keep it (default: 2.5 times the pace without prompts, at least 10; 250 while no "
+          "to keep it (default: 2.6 times the pace without prompts, at least 10; 250 while no "
           "answer is streamed); 0 = chunks of --max-num-batched-tokens")
       ->check(CLI::Range(0.0, 1e6));
   verb.add_option("--max-queue", flags.max_queue,
@@ -266,12 +271,16 @@ void check_serve_flags(ServeFlags& flags) {
   check_generate_options(flags.sampling);
   SchedPolicy policy = parse_sched_policy(flags.scheduler);
   KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);
-  flags.model.tune = [&flags, policy, kv_policy](EngineConfig& config) {
+  std::shared_ptr<StepLog> steps;
+  if (!flags.step_log.empty()) steps = std::make_shared<StepLog>(flags.step_log);
+  flags.model.tune = [&flags, policy, kv_policy, steps](EngineConfig& config) {
+    if (steps)
+      config.on_step = [steps, name = config.model](const StepReport& s) { steps->write(name, s); };
     config.policy = policy;
     config.kv_policy = kv_policy;
     config.max_queue = flags.max_queue;
     config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms.value_or(250) * 1e6);
-    config.stream_pace = flags.tpot_target_ms ? 0 : 2.5;
+    config.stream_pace = flags.tpot_target_ms ? 0 : 2.6;
     config.prefix_cache = !flags.no_prefix_cache;
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;

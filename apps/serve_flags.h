@@ -37,7 +37,8 @@ struct ServeFlags {
   std::string lora_dir, admin_key;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
-              log_format = "text", lost_device = "restart", tool_format, key_file, trace_collector;
+              step_log, log_format = "text", lost_device = "restart", tool_format, key_file,
+              trace_collector;
 };
 
 void add_serve_flags(CLI::App& verb, ServeFlags& flags);

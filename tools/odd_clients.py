@@ -32,7 +32,7 @@ def case(function):
     return function
 
 
-class Server(served.Server):
+class Server(served.Server, Sockets):
     def __init__(self, args, folder, *flags):
         self.folder = pathlib.Path(folder)
         self.log = self.folder / "requests.jsonl"
@@ -42,25 +42,6 @@ class Server(served.Server):
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)
         return self.process.wait(60)
-
-    def connect(self, timeout=30, buffer=0):
-        s = socket.socket()
-        if buffer:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        s.settimeout(timeout)
-        s.connect(("127.0.0.1", self.port))
-        return s
-
-    def raw(self, *pieces, pause=0.0, close=False, timeout=90):
-        """Sends pieces; all bytes until the server closes."""
-        with contextlib.closing(self.connect(timeout)) as s:
-            with contextlib.suppress(OSError):
-                for piece in pieces:
-                    s.sendall(piece)
-                    time.sleep(pause)
-                if close:
-                    s.shutdown(socket.SHUT_WR)
-            return read_all(s)
 
     def request(self, method, path, body=None, **headers):
         """(status, parsed body). The body must be JSON, if the answer says so."""
@@ -93,14 +74,6 @@ class Server(served.Server):
                     return json.loads(line)
             time.sleep(0.05)
         return None
-
-
-def read_all(s):
-    data = b""
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-        while more := s.recv(65536):
-            data += more
-    return data
 
 
 def encode(method, path, body=None, **headers):
@@ -159,10 +132,10 @@ def slow_headers_and_bodies(server):
 def half_closed(server):
     for stream in (False, True):
         body = encode("POST", "/v1/completions", completion(stream=stream))
-        status, _, content = split(server.raw(body, close=True))
+        status, _, content = split(server.raw(body, half_close=True))
         is_in(status, 200)
         assert (b"[DONE]" in content) == stream, content[-100:]
-    is_in(server.raw(encode("POST", "/v1/completions", completion())[:-5], close=True)[9:12], b"400", b"408", b"")
+    is_in(server.raw(encode("POST", "/v1/completions", completion())[:-5], half_close=True)[9:12], b"400", b"408", b"")
 
 
 @case
@@ -177,7 +150,7 @@ def chunks_in_odd_pieces(server):
         at = rng.randrange(len(data))
         is_in(split(server.raw(data[:at], data[at:], pause=0.01))[0], 200)
     for wrong in (b"zz\r\n", b"\r\n", b" 5\r\nhello\r\n", b"5 5\r\nhello\r\n", b"FFFFFFFFFFFFFFFF\r\n", b"5\r\nhelloXX0\r\n\r\n", b"5\rhello", b"+5\r\nhello\r\n0\r\n\r\n"):
-        is_in(server.raw(head + wrong, close=True)[9:12], b"400", b"413")
+        is_in(server.raw(head + wrong, half_close=True)[9:12], b"400", b"413")
 
 
 @case
@@ -216,7 +189,7 @@ def framing(server):
     wrong = [b"Content-Length: 2\r\nContent-Length: 3", b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 2",
              b"Content-Length: 2,3", b"Content-Length: 2;", b"content-length: 99999999999999999999", b"Transfer-Encoding: gzip", b"X: " + b"y" * 70000, b"\r\n".join(b"X%d: y" % i for i in range(9000))]
     for headers in wrong:
-        answer = server.raw(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + headers + b"\r\n\r\n{}GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", close=True)
+        answer = server.raw(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + headers + b"\r\n\r\n{}GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", half_close=True)
         is_in(answer[9:12], b"400", b"413", b"431", b"501")
         is_in(answer.count(b"HTTP/1.1"), 1)
 
@@ -224,7 +197,7 @@ def framing(server):
 @case
 def one_byte_per_second(server):
     """A client that reads a stream slowly does not hold the engine back: its answer is computed, and others go on."""
-    with contextlib.closing(server.connect(buffer=2048)) as s:
+    with contextlib.closing(server.connect(receive_buffer=2048)) as s:
         s.sendall(encode("POST", "/v1/completions", completion(400, stream=True, logprobs=5)))
         end, slow = time.monotonic() + 8, 0
         while time.monotonic() < end:

@@ -5,6 +5,15 @@
 #include <chrono>
 
 namespace tokamak {
+namespace {
+
+double read_clock(clockid_t id) {
+  timespec t{};
+  clock_gettime(id, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+}  // namespace
 
 Nanos SteadyClock::now() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -12,11 +21,9 @@ Nanos SteadyClock::now() const {
       .count();
 }
 
-double process_cpu_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
+double process_cpu_seconds() { return read_clock(CLOCK_PROCESS_CPUTIME_ID); }
+
+double thread_cpu_seconds() { return read_clock(CLOCK_THREAD_CPUTIME_ID); }
 
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(

@@ -23,6 +23,7 @@ class SteadyClock final : public Clock {
 };
 
 double process_cpu_seconds();  // of all threads; other programs change it little
+double thread_cpu_seconds();   // of the calling thread
 int64_t unix_seconds();        // wall clock, for `created` fields and logs only
 
 }  // namespace tokamak

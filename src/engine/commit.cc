@@ -54,7 +54,7 @@ void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& action
   Nanos duration = now_ - std::max(step.submitted, last_done_);
   last_done_ = now_;
   stats_.step_seconds.add(seconds(duration));
-  scheduler_.observe(step, duration);
+  scheduler_.observe(step, now_, duration);
   for (size_t i = 0; i < step.entries.size(); ++i) commit_entry(step, i, result, actions);
 }
 

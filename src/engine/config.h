@@ -1,11 +1,13 @@
 #pragma once
 // Limits and policies of an engine.
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/client.h"
+#include "engine/step_report.h"
 #include "plan/plan.h"
 
 namespace tokamak {
@@ -66,6 +68,7 @@ struct EngineConfig {
   // Steps in which a streamed answer decodes: at most this many times a step without prompts (or 10
   // ms) instead of tpot_target. 0: no such limit; it needs a target.
   double stream_pace = 0;
+  std::function<void(const StepReport&)> on_step;  // after every step, on the engine's thread
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending

@@ -19,6 +19,7 @@ struct StepTimes {
   double before = 0;   // ... and per position before it
   double stream = 0;   // per further sequence that decodes ...
   double context = 0;  // ... and per position before its token
+  bool busy = false;   // with another program for a while, now and then
 
   double compute(int64_t start, int64_t count) const {
     auto n = static_cast<double>(count), from = static_cast<double>(start);
@@ -201,29 +202,31 @@ constexpr StepTimes kStreamMachines[] = {
     {"long answers cost more", 8e-3, 5e-4, 1e-7, false, 0, 1e-3, 1e-6, 5e-4, 1e-6},
     {"roofline", 8e-3, 5e-4, 1e-7, true, 0, 0, 0, 1e-3, 0},
     {"large model", 200e-3, 20e-3, 1e-6, false, 0, 5e-3, 0, 20e-3, 1e-6},
+    {"noise", 8e-3, 5e-4, 1e-7, false, 0.1, 1e-3, 1e-6, 5e-4, 1e-6},
+    {"busy", 8e-3, 5e-4, 1e-7, false, 0.03, 0, 0, 1e-3, 0, true},
 };
 
 struct PaceResult {
-  double worst = 0;   // step with prompts and streams, divided by its decodes
+  double worst = 0;   // step with prompts and streams (not while busy), divided by its decodes
   int64_t steps = 0;  // of prompts
   int64_t over_limit = 0;
 };
 
 PaceResult measure_pace(const StepTimes& times, RequestId streams, bool streamed, int in_flight) {
   PlanSet plans = long_plans();
-  EngineConfig config = long_config(plans, 250'000'000, 2.5, in_flight);
+  EngineConfig config = long_config(plans, 250'000'000, 2.6, in_flight);
   NullOptions options;
   options.max_in_flight = in_flight;
   TestRun run(plans, config, options);
   Rng rng(7);
   PaceResult result;
-  run.cost = [&](const StepInputs& in) {
+  run.cost = [&, step = 0](const StepInputs& in) mutable {
     StepTimes::Parts p = times.parts(in);
-    double took = times.step(p.decodes, p.prompts);
+    double took = times.step(p.decodes, p.prompts) * (1 + times.noise * rng.uniform(-1, 1));
     bool decodes = std::ssize(in.pos) > 0 && in.q_start[1] - in.q_start[0] == 1;
     result.steps += p.prompts > 0 ? 1 : 0;
     if (decodes && p.prompts > 0) result.worst = std::max(result.worst, took / p.decodes);
-    return took;
+    return times.busy && ++step % 60 >= 50 ? 3 * took : took;
   };
   auto add = [&](Nanos at, RequestId id, int64_t prompt, int32_t answer) {
     RequestSpec spec = request(random_prompt(rng, 1000, prompt), answer);
@@ -248,7 +251,9 @@ TEST(TokenBudget, StepsFollowThePaceOfStreams) {
         PaceResult p = measure_pace(machine, streams, true, in_flight);
         EXPECT_LE(p.worst, 3.0);
         EXPECT_GE(p.worst, 2.0) << "the time is not used";
-        EXPECT_LE(p.over_limit, 8) << "while a pace or a cost is not known";
+        if (machine.noise == 0) {
+          EXPECT_LE(p.over_limit, 8) << "while a pace or a cost is not known";
+        }
         PaceResult unread = measure_pace(machine, streams, false, in_flight);
         EXPECT_LE(unread.steps, p.steps + p.steps / 20);
         if (machine.decode < 50e-3) {

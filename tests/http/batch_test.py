@@ -218,12 +218,14 @@ class Restart(unittest.TestCase):
                 record = {**json.load(f), "status": "validating"}
             with open(os.path.join(folder, "files", "file-0.json"), "w") as f:
                 f.write("[1]")
-            for damaged in ("{", *(json.dumps({**record, **change}) for change in ({"times": "x"}, {"times": {"validating_at": "x"}}, {"id": "batch_0"}, {"order": 1e300}))):
-                with open(path, "w") as f:
+            os.remove(path)
+            changes = {"batch_1": {"times": "x"}, "batch_2": {"times": {"validating_at": "x"}}, "batch_3": {"id": "batch_0"}, "batch_4": {"order": 1e300}}
+            for name, damaged in {"batch_5": "{", **{name: json.dumps({**record, "id": name, **change}) for name, change in changes.items()}}.items():
+                with open(os.path.join(folder, "batches", f"{name}.json"), "w") as f:
                     f.write(damaged)
-                server = Server(env={"FAKE_BATCH_DIR": folder})
-                self.assertEqual([b["id"] for b in Client(server).json("GET", "/v1/batches")[1]["data"]], [batch], damaged)
-                server.stop()
+            server = Server(env={"FAKE_BATCH_DIR": folder})
+            self.assertEqual([b["id"] for b in Client(server).json("GET", "/v1/batches")[1]["data"]], [batch])
+            server.stop()
 
     def test_results_survive_a_batch_that_cannot_go_on(self):
         with tempfile.TemporaryDirectory() as folder:

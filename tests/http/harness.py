@@ -7,10 +7,12 @@ import socket
 import subprocess
 import time
 
+from sockets import Sockets, read_all  # noqa: F401 (tests use read_all from here)
+
 BINARY = os.environ["TOKAMAK_FAKE_SERVER"]
 
 
-class Server:
+class Server(Sockets):
     """The fake server as a process; options become --name=value. leaks: a build with AddressSanitizer checks for leaks when
     the server exits, which can take many seconds."""
 
@@ -47,21 +49,6 @@ class Server:
             fields = f.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def connect(self, timeout=20, receive_buffer=0):
-        s = socket.socket()
-        if receive_buffer:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        s.settimeout(timeout)
-        s.connect(("127.0.0.1", self.port))
-        return s
-
-    def raw(self, data, timeout=20):
-        """Sends bytes, returns everything until the server closes."""
-        with contextlib.closing(self.connect(timeout)) as s:
-            with contextlib.suppress(OSError):
-                s.sendall(data)
-            return read_all(s)
-
     def request(self, method, path, body=None, headers=None, timeout=20):
         """One request on its own connection: (status, headers, body bytes)."""
         with contextlib.closing(self.connect(timeout)) as s:
@@ -97,17 +84,6 @@ def encode(method, path, body=None, headers=None):
             lines.append(f"Content-Length: {len(body)}")
     lines += [f"{k}: {v}" for k, v in (headers or {}).items()]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (body or b"")
-
-
-def read_all(s):
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while True:
-            more = s.recv(65536)
-            if not more:
-                break
-            data += more
-    return data
 
 
 def read_until(s, mark, data=b""):

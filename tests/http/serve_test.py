@@ -399,6 +399,15 @@ class Flags(unittest.TestCase):
             for more in ({"tools": tools, "tool_choice": "none"}, {"tools": []}, {}):
                 self.assertEqual(ask(**more)[0], 200, more)
 
+    def test_every_step_is_logged(self):
+        with tempfile.NamedTemporaryFile() as log:
+            with Serve(LLAMA, "--step-log", log.name) as s:
+                usage = s.post("/v1/completions", prompt="hello there", max_tokens=8, ignore_eos=True)[2]["usage"]
+            steps = [json.loads(line) for line in log.read().splitlines()]
+        self.assertEqual(sum(step["prompt_tokens"] for step in steps), usage["prompt_tokens"])
+        self.assertEqual(sum(step["decodes"] for step in steps), usage["completion_tokens"] - 1)
+        self.assertTrue(all(step["ms"] > 0 and step["cpu_ms"] > 0 for step in steps), steps)
+
     def test_content_and_control_tokens(self):
         with Serve(LLAMA) as s:
             count = lambda content: s.post("/tokenize", messages=[{"role": "user", "content": content}], return_token_strs=True)[2]["token_strs"].count("<|im_end|>")

@@ -45,6 +45,17 @@ class Structured(unittest.TestCase):
                     self.assertTrue(is_valid(choice["text"]), choice["text"])
         self.assertGreaterEqual(ended, 12)
 
+    def test_calls_have_the_format_of_the_requests_template(self):
+        parameters = {"properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required",
+                "max_tokens": 200, "temperature": 0}
+        with Serve(LLAMA, "--context", 512) as s:  # the model's template shows no tools
+            for shows in ("Write <tool_call>{'name': ..., 'arguments': ...}</tool_call>", "in a format of its own"):
+                status, _, answer = s.post("/v1/chat/completions", **body, chat_template="{{ tools | tojson }} " + shows)
+                self.assertEqual(status, 200, answer)
+                call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+                self.assertEqual((call["name"], json.loads(call["arguments"])), ("f", {"a": 7}), shows)
+
     def test_unknown_formats(self):
         schema = {"type": "object", "properties": {"a\n\u00e9": {"type": "string", "format": "shoe-size", "maxLength": 4}}, "required": ["a\n\u00e9"]}
         form = lambda **strict: {"type": "json_schema", "json_schema": {"name": "t", "schema": schema, **strict}}

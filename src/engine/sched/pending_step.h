@@ -31,6 +31,7 @@ struct PendingStep {
   Nanos submitted = 0;
   bool masks_sent = false;  // the driver has been asked for the masks of its outputs
   double limit = 0;         // seconds it should take; 0: none, or not both decodes and prompts
+  double predicted = 0;     // seconds; 0: no prompts
   std::vector<StepEntry> entries;
   StepInputs inputs;
   // Phases that choose drafts come first; the last phase has one sequence per entry.

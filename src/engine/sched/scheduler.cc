@@ -94,25 +94,31 @@ Scheduler::Budget Scheduler::new_budget(const Decodes& decoding) const {
 }
 
 void Scheduler::note_limit(const StepPrompts& prompts, PendingStep& step) {
-  step.limit = 0;
+  step.limit = step.predicted = 0;
   bool decodes = std::any_of(step.entries.begin(), step.entries.end(),
                              [](const StepEntry& e) { return !e.prompt; });
-  if (!budget_.bounded() || !decodes || prompts.taken().tokens == 0) return;
+  if (!budget_.bounded() || prompts.taken().tokens == 0) return;
+  step.predicted = prompts.predicted();
+  if (!decodes) return;
   step.limit = prompts.limit();
-  if (prompts.predicted() > prompts.limit()) ++stats_.steps_over_limit;
+  if (step.predicted > step.limit) ++stats_.steps_over_limit;
 }
 
-void Scheduler::observe(const PendingStep& step, Nanos duration) {
+void Scheduler::observe(const PendingStep& step, Nanos ended, Nanos duration) {
   TokenBudget::Prompts prompts;
-  int64_t decodes = 0, rows = 0;
+  StepReport report{ended, duration, step.predicted, step.limit};
+  int64_t rows = 0;
   for (const StepEntry& e : step.entries) {
     rows += e.count;
-    if (e.prompt)
-      prompts.add(e.count, e.start);
-    else
-      ++decodes;
+    if (e.prompt) prompts.add(e.count, e.start);
+    ++(e.prompt ? report.chunks : report.decodes);
   }
-  budget_.observe(prompts, decodes, duration);
+  budget_.observe(prompts, report.decodes, duration);
+  if (config_.on_step) {
+    report.prompt_tokens = prompts.tokens;
+    report.depth = prompts.depth;
+    config_.on_step(report);
+  }
   if (step.limit > 0) stats_.step_limit_ratio.add(seconds(duration) / step.limit);
   if (prompts.tokens == 0) drafts_.observe(rows, duration);
 }

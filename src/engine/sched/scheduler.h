@@ -43,7 +43,7 @@ class Scheduler {
   // Releases rows and blocks of sequences that ended, were preempted or rewound, once no step in
   // flight uses them. Those that ended are appended to `retired`.
   void settle(std::vector<Sequence*>& retired);
-  void observe(const PendingStep& step, Nanos duration);  // it took this long
+  void observe(const PendingStep& step, Nanos ended, Nanos duration);
 
   size_t waiting() const { return queue_.size(); }
   size_t running() const { return running_.size(); }

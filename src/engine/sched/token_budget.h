@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "base/clock.h"
 #include "engine/sched/decode_pace.h"
@@ -12,7 +13,9 @@
 namespace tokamak {
 
 // The limit of a step is the target or, where a streamed answer decodes and `pace` is given, `pace`
-// times what the decodes take without prompts (DecodePace), but not less than kShortest.
+// times what the decodes take without prompts (DecodePace), with room for the spread of steps: that
+// time is divided by how much longer than predicted the slowest of the last steps took. It is not
+// less than kShortest.
 //
 // A step is predicted from one that was measured, of n tokens that took t. It is moved to another
 // depth and another number of tokens by the fitted costs (PromptCost). With k * n tokens, k > 1, it
@@ -36,7 +39,7 @@ class TokenBudget {
   double limit(int64_t decodes, bool streamed) const {
     if (!bounded()) return std::numeric_limits<double>::infinity();
     if (pace_factor_ > 0 && decodes > 0 && streamed)
-      return std::max(kShortest, pace_factor_ * alone());
+      return std::max(kShortest, pace_factor_ / spread_ * alone());
     return std::max({target_, std::max(2.0, pace_factor_) * alone(), decodes > 0 ? 0 : kLongest});
   }
   // Seconds that a step with these prompts takes.
@@ -62,12 +65,14 @@ class TokenBudget {
     return std::clamp<int64_t>(fit({}, slack_ * 2 * alone(), start), 2, kLeastPrefill);
   }
   // Whether the next step should have no prompts, because the pace of this number of decodes was
-  // not measured, or not recently. True once for each number.
+  // not measured, or not recently. True at most twice for each number: the first of two steps in
+  // flight is not measured yet when the second one is planned.
   bool measure_pace(int64_t decodes) {
     if (!bounded() || pace_factor_ == 0 || decodes == 0) return false;
-    bool known = pace_.covers(decodes) || asked_ == decodes;
+    if (std::exchange(asked_, decodes) != decodes) asks_ = 0;
+    bool known = pace_.covers(decodes) || asks_ == 2;
     if (known && ++mixed_ < (pace_.settled() ? kRefresh : kSettle)) return false;
-    asked_ = decodes;
+    if (!known) ++asks_;
     mixed_ = 0;
     return true;
   }
@@ -84,7 +89,9 @@ class TokenBudget {
     double predicted = took;
     if (measured_.tokens > 0) {
       predicted = alone() + cost(prompts);
-      double longer = took / (kTolerance * predicted);
+      double ratio = took / predicted, longer = ratio / kTolerance;
+      // A step that took even longer was interrupted, which shorter steps do not prevent.
+      if (ratio < kMostSpread) spread_ = std::max({kLeastSpread, ratio, kKeepSpread * spread_});
       slack_ = std::clamp(std::max(longer, kKeep * slack_ + (1 - kKeep) * longer), 1.0, kMaxSlack);
     }
     cost_.observe(prompts, std::max(took - alone(), 0.0), took);
@@ -117,17 +124,20 @@ class TokenBudget {
   static constexpr double kTolerance = 1.1;  // steps that take this much longer are as predicted
   static constexpr double kMaxSlack = 4;     // bound of the correction for steps that took too long
   static constexpr int kSmall = 8;           // small chunks in a row after which they count
-  static constexpr int kSettle = 8, kRefresh = 32;  // steps after which the pace is measured again
+  static constexpr double kLeastSpread = 1.25, kMostSpread = 1.5, kKeepSpread = 0.995;
+  static constexpr int kSettle = 8, kRefresh = 16;  // steps after which the pace is measured again
   int64_t most_;
   double target_;
   double pace_factor_;  // 0: streamed answers are treated as others
   DecodePace pace_;
-  int64_t asked_ = 0;  // the number of decodes that the last step without prompts was meant for
-  int mixed_ = 0;      // steps since then
-  double slack_ = 1;   // how much longer than predicted the last steps took
-  Prompts measured_;   // the measured step; no tokens: none yet
-  double added_ = 0;   // seconds that its prompts took
-  int small_ = 0;      // smaller chunks since then
+  int64_t asked_ = 0;             // the number of decodes that measure_pace() was called with
+  int asks_ = 0;                  // steps without prompts that were meant to measure it
+  int mixed_ = 0;                 // steps since then
+  double slack_ = 1;              // how much longer than predicted the last steps took
+  double spread_ = kLeastSpread;  // ... and the slowest of many
+  Prompts measured_;              // the measured step; no tokens: none yet
+  double added_ = 0;              // seconds that its prompts took
+  int small_ = 0;                 // smaller chunks since then
   PromptCost cost_;
 };
 

@@ -58,9 +58,9 @@ constexpr JsonCallFormat kJsonCalls[] = {
      .list = true,
      .has_id = true},
 };
-const JsonCallFormat* json_calls_of(const ServedModel& model) {
+const JsonCallFormat* json_calls_of(const ToolFormat* format) {
   for (const JsonCallFormat& f : kJsonCalls)
-    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
+    if (format != nullptr && f.format == format->name) return &f;
   return nullptr;
 }
 
@@ -186,10 +186,11 @@ std::shared_ptr<const grammar::Grammar> json_call_grammar(const Value::Array& to
 }
 
 // Calls in the other formats; arguments follow the schema in strict tools.
-void add_call_syntax(CallGrammar& out, const Value::Array& tools, const ServedModel& model) {
-  const grammar::CallSyntax& syntax = *grammar::find_call_syntax(model.tool_format->name);
+void add_call_syntax(CallGrammar& out, const Value::Array& tools, const ServedModel& model,
+                     const ToolFormat& format) {
+  const grammar::CallSyntax& syntax = *grammar::find_call_syntax(format.name);
   out.begin = {syntax.start, std::string(syntax.mark), {}, {}};
-  add_other_marks(out.begin, *model.tool_format);
+  add_other_marks(out.begin, format);
   Value list = Value::array();
   for (const Value& tool : tools) {
     const Value& function = tool.at("function");
@@ -232,7 +233,7 @@ std::vector<MessageForm> call_messages(const Value& tools, const std::string& na
 
 }  // namespace
 
-CallGrammar call_grammar(const Value& body, const ServedModel& model) {
+CallGrammar call_grammar(const Value& body, const ServedModel& model, const ToolFormat* calls) {
   const Value* choice = body.find("tool_choice");
   const Value* tools = body.find("tools");
   if (tools == nullptr) return {};
@@ -243,29 +244,26 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
   bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
   if (!out.forced && !strict) return {};
-  if (model.tool_format != nullptr && model.tool_format->machine == nullptr) {
+  if (calls != nullptr && calls->machine == nullptr) {
     out.messages = call_messages(*tools, name, out.forced, model);
     return out;
   }
-  const JsonCallFormat* format = json_calls_of(model);
+  const JsonCallFormat* format = json_calls_of(calls);
   bool own = format != nullptr && !format->list;  // a forced call is written as the model does
   if (out.forced && !own) {
-    if (model.tool_format == nullptr)
-      unsupported("tool_choice", "The model's format of tool calls is not known.");
-    // Marks may be control tokens. The grammars of JSON formats do not name control tokens, so the
-    // whole answer is JSON instead.
-    out.format = find_tool_format("llama3");
+    // The format is not known, or its marks may be control tokens, which the grammars of JSON
+    // formats do not name: the whole answer is JSON instead.
+    calls = out.format = find_tool_format("llama3");
     format = &kJsonCalls[1];
   }
-  if (format == nullptr && model.tool_format != nullptr &&
-      grammar::find_call_syntax(model.tool_format->name) != nullptr) {
-    add_call_syntax(out, tools->as_array(), model);
+  if (format == nullptr && calls != nullptr && grammar::find_call_syntax(calls->name) != nullptr) {
+    add_call_syntax(out, tools->as_array(), model, *calls);
     return out;
   }
   if (format == nullptr) {
     out.warning = fmt::format(
         "tools: 'strict' has no effect with tool_choice 'auto' in this model's format of calls{}",
-        model.tool_format == nullptr ? "" : fmt::format(" ({})", model.tool_format->name));
+        calls == nullptr ? "" : fmt::format(" ({})", calls->name));
     log_once(Notice::kTools, out.warning);
     return out;
   }
@@ -274,7 +272,7 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
     if (name.empty() || tool.at("function").at("name").as_string() == name) allowed.push_back(tool);
   out.begin.start = format->mark.empty() ? grammar::CallStart::kBrace : grammar::CallStart::kMark;
   out.begin.mark = format->mark;
-  add_other_marks(out.begin, *model.tool_format);
+  add_other_marks(out.begin, *calls);
   out.grammar = json_call_grammar(allowed, *format, out.forced, model);
   return out;
 }

@@ -18,13 +18,13 @@ struct CallGrammar {
   // tool_choice "auto").
   bool forced = false;
   CallBegin begin;                     // not forced: where that is
-  const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
+  const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the template's
   std::vector<MessageForm> messages;   // in Harmony's format, instead of the grammar
   std::string warning = {};            // for the client
   bool constrains() const { return grammar != nullptr || !messages.empty(); }
 };
-// Throws ApiError(400).
-CallGrammar call_grammar(const Value& body, const ServedModel& model);
+// `calls`: the format of the template; nullptr: not known. Throws ApiError(400).
+CallGrammar call_grammar(const Value& body, const ServedModel& model, const ToolFormat* calls);
 
 // Harmony: headers of messages, and the token that ends the last one.
 inline constexpr const char kThoughtsHeader[] = "<|channel|>analysis<|message|>",

@@ -266,12 +266,13 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   const std::string& source = chat.own_template.empty()
                                   ? pick_chat_template(model->tokenizer->spec(), "", with_tools)
                                   : chat.own_template;
-  request.output =
-      output_spec(source, chat.plain(), with_tools ? model->tool_format : nullptr, tools);
+  const ToolFormat* calls = chat.own_template.empty() ? nullptr : tool_format_of(source);
+  if (calls == nullptr) calls = model->tool_format;
+  request.output = output_spec(source, chat.plain(), with_tools ? calls : nullptr, tools);
   request.output.split = !thoughts_in_text(fields, *model);
   request.params.thought_budget = read_thought_budget(fields, *model);
   add_format_stops(request);
-  if (with_tools) add_calls(request, call_grammar(body, *model));
+  if (with_tools) add_calls(request, call_grammar(body, *model, calls));
   prepare_structured(request.params, *model, request.output);
   request.prompts.push_back(
       {encode_chat(*model->tokenizer, chat.text, chat.guard), "", chat.continues});
