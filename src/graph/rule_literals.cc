@@ -138,10 +138,15 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
       if (a != b)
         for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
   }
+  bool rounds = false;
+  for (const RuleTerm& t : rule.terms)
+    for (const auto& [key, expr] : t.attrs)
+      rounds |= expr.value == Value("f16") || expr.value == Value("bf16");
   return {{all.begin(), all.end()},
           {out.begin(), out.end()},
           {solutions.begin(), solutions.end()},
-          {extents.begin(), extents.end()}};
+          {extents.begin(), extents.end()},
+          rounds};
 }
 
 }  // namespace tokamak

@@ -21,14 +21,23 @@ std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rn
   for (auto& [name, t] : inputs.sources)
     if (!t.f.empty()) all.emplace_back(name, &t);
   if (all.empty()) return "";
-  auto& [name, t] = all[rng.below(all.size())];
-  Ref r = fn.find_input(name);
-  DType dtype = r.valid() ? fn.tensor(r).dtype : DType::kF32;
+  auto scale = [&](const std::string& name, EvalTensor<double>& t, int power) {
+    static constexpr double kMost = 3.38e38;  // bf16 holds it too
+    Ref r = fn.find_input(name);
+    DType dtype = r.valid() ? fn.tensor(r).dtype : DType::kF32;
+    if (dtype == DType::kF16) power = 3;
+    for (double& v : t.f) v = round_to(dtype, std::clamp(v * std::pow(10.0, power), -kMost, kMost));
+    return fmt::format(", {} by 1e{}", name, power);
+  };
+  if (all.size() > 1 && rng.below(3) == 0) {  // all alike: what two of them give may overflow
+    int power = rng.below(2) ? 22 : -22;
+    std::string note;
+    for (auto& [name, t] : all) note += scale(name, *t, power);
+    return note;
+  }
   static constexpr int kPowers[] = {12, 20, 29, 34, 38, -12, -20, -30};
-  static constexpr double kMost = 3.38e38;  // bf16 holds it too
-  int power = dtype == DType::kF16 ? 3 : kPowers[rng.below(std::size(kPowers))];
-  for (double& v : t->f) v = round_to(dtype, std::clamp(v * std::pow(10.0, power), -kMost, kMost));
-  return fmt::format(", {} by 1e{}", name, power);
+  auto& [name, t] = all[rng.below(all.size())];
+  return scale(name, *t, kPowers[rng.below(std::size(kPowers))]);
 }
 
 bool limit_values(const RewriteRule& rule, const Function& fn, const RuleMatch& match, bool beyond,

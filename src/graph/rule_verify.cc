@@ -19,6 +19,7 @@ constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // instances without which a rule counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
+constexpr int kRounded = 8;  // long instances of a rule that names a type of 16 bits
 // What a stated range contains, in both directions; an assumed one, more than models compute.
 constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
 constexpr size_t kMostNamed = 15;  // extents of the rule's text that are tried
@@ -43,6 +44,7 @@ struct Trial {  // how one instance is made and compared
   bool known = false;                   // what the conditions ask to be known is
   bool beyond = false;                  // real rules: values outside the stated ranges
   bool extreme = false;                 // real rules: one input is very large or very small
+  int wanted = 1;                       // fixed trials: instances
   int bytes = -1;                       // the input of integers that takes all values -128..127
   SpecialNumbers special = SpecialNumbers::kSome;
   std::string name = "normal";
@@ -180,6 +182,7 @@ class Verifier {
       rounded.few_digits = rounded.style.powers = true;
       rounded.values = Values::kNormal;
       rounded.name = "rounded";
+      rounded.wanted = literals_.rounds ? kRounded : 1;
       out.push_back(rounded);
     }
     if (has_op({"compare", "maximum", "minimum", "top_k"})) add_comparisons(out);
@@ -222,7 +225,7 @@ class Verifier {
     const bool vast = t.style.extents == Extents::kVast;
     const bool named =
         vast && t.style.vast != InstanceStyle().vast;  // few instances fit such rules
-    int wanted = named ? 3 : 1, tries = named ? 5 * kFixedTries : kFixedTries;
+    int wanted = named ? 3 : t.wanted, tries = wanted > 1 ? 5 * kFixedTries : kFixedTries;
     for (int i = 0; i < tries && wanted > 0; ++i) {
       ++verdict_.tries;
       Rng start = rng_;
@@ -258,10 +261,10 @@ class Verifier {
       t.name = "enumerated";
     } else if (exact_) {
       static constexpr Values kValues[kKinds] = {Values::kNasty,  Values::kLarge, Values::kNasty,
-                                                 Values::kMixed,  Values::kNasty, Values::kClose,
-                                                 Values::kNormal, Values::kMixed};
+                                                 Values::kMixed,  Values::kMixed, Values::kClose,
+                                                 Values::kNormal, Values::kNasty};
       static constexpr const char* kNames[kKinds] = {"nasty", "large", "nasty",   "mixed",
-                                                     "nasty", "close", "rounded", "mixed"};
+                                                     "mixed", "close", "rounded", "nasty"};
       t.wide = kind == 3;
       t.few_digits = t.style.powers = kind == 6;
       t.values = kValues[kind];

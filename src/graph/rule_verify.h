@@ -59,6 +59,7 @@ struct RuleLiterals {
   std::vector<double> solutions;
   // Positive integers in the text, their roots, and the integers next to them.
   std::vector<int64_t> extents;
+  bool rounds = false;  // names a type of 16 bits
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
 // What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
@@ -85,7 +86,7 @@ std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLit
 // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule changes
 // in the last digit; at float64 with all digits nothing is hidden.
 void add_digits(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
-// Scales one input by a large power of ten, up or down, and says which.
+// Scales one input, or all of them, by a large power of ten, up or down, and says which.
 std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
 // Variables with a range get values from it unless `beyond`; assumed ranges only cut off what is
 // beyond them. False: a range has no value.
