@@ -24,6 +24,7 @@ constexpr int kRounded = 8;  // long instances of a rule that names a type of 16
 constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
 constexpr size_t kMostNamed = 15;  // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
+constexpr double kHugeNumber = 1e25;
 constexpr double kHugeExtent = 513;   // usual instances have no longer axis
 constexpr double kLongest = 1 << 20;  // axis that is made to pass a number of the instance
 
@@ -80,6 +81,8 @@ class Verifier {
       if (ways.size() > 1) ways_.push_back({std::move(ways), {}});
     }
     counts_ = has_op({"iota"});
+    huge_ = std::any_of(literals_.found.begin(), literals_.found.end(),
+                        [](double v) { return std::abs(v) > kHugeNumber; });
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
                           [](const RuleVar& v) { return v.range && !v.assumed; });
   }
@@ -276,7 +279,7 @@ class Verifier {
                                                  Values::kNormal, Values::kMixed};
       static constexpr const char* kNames[kKinds] = {"normal", "large",  "tiny",   "mixed",
                                                      "close",  "medium", "normal", "mixed"};
-      t.extreme = rng_.below(5) == 0;
+      t.extreme = rng_.below(huge_ ? 2 : 5) == 0;
       // Scores of attend may cancel: the bound does not know what the op rounds inside.
       if (stateful_ && kValues[kind] == Values::kMixed) kind = 0;
       t.values = t.extreme ? Values::kNormal : kValues[kind];
@@ -446,6 +449,7 @@ class Verifier {
   VerifyEffort effort_;
   Rng rng_;
   bool field_, exact_ = false, ranged_ = false, stateful_ = false;
+  bool huge_ = false;    // has numbers that only extreme values reach
   bool counts_ = false;  // has an op whose values grow with the length of an axis
   double delta_ = kDelta;
   int borders_ = 0, ends_ = 0, solved_ = 0, stretched_ = 0;
