@@ -162,8 +162,9 @@ Tallies measure(const SpeculateFlags& f, const std::vector<std::string>& methods
         auto [ids, tally] = answer(models[m], c, f);
         if (m == 0) plain = ids;
         if (ids != plain)
-          fail(ErrorCode::kInternal, "{}: the answer of a case \"{}\" differs from that without",
-               methods[m], c.kind);
+          fail(ErrorCode::kInternal,
+               "{}: the answer to a case \"{}\" differs from the one without drafts", methods[m],
+               c.kind);
         Tally& sum = out[{c.kind, methods[m]}];
         sum.add(tally);
         sum.seconds.resize(static_cast<size_t>(f.repeat));
@@ -244,7 +245,8 @@ void add_bench_speculate(CLI::App& bench) {
   verb->add_option("--drafts", f->drafts, "maximum number of drafted tokens per step")
       ->check(CLI::Range(1, EngineStats::kDraftPositions))
       ->capture_default_str();
-  verb->add_option("--branches", f->branches, "most drafts that continue the same token")
+  verb->add_option("--branches", f->branches,
+                   "maximum number of drafts that continue the same token")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
   verb->add_option("--repeat", f->repeat, "rounds; the median time is used")

@@ -102,7 +102,7 @@ void add_embed_verb(CLI::App& app) {
   verb->add_flag("--similarity", flags->similarity,
                  "print the cosine of every text with every other instead of the vectors");
   verb->add_option("--prompt-name", flags->embed.prompt,
-                   "which of the model's prompts precedes the texts, e.g. query");
+                   "name of the model's prompt that precedes the texts, e.g. query");
   verb->add_option("--dimensions", flags->embed.dimensions,
                    "keep only the first N numbers of a vector")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

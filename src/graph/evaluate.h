@@ -91,6 +91,8 @@ enum class Values : uint8_t {
   kNormal,  // around 1
   kLarge,   // around 1e4
   kTiny,    // around 1e-4
+  kMedium,  // around 15: exponentials and weights of softmax are far apart
+  kClose,   // almost equal: most of them differ in the last digits only
   kMixed,   // magnitudes from 1e-4 to 1e4, zeros, numbers that constants have, in one tensor
   kNasty,   // also +-0, infinities, NaN, denormals and the largest finite numbers
   // The next two enumerate: the elements of the inputs take all combinations of a short list of

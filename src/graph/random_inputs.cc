@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "graph/evaluate.h"
+#include "graph/random_lists.h"
 #include "graph/special_numbers.h"
 #include "ops/sampling.h"
 #include "tensor/block_formats.h"
@@ -15,6 +16,7 @@ namespace tokamak {
 namespace {
 
 constexpr int64_t kMostOlder = 1 << 18;  // elements of a plane, for long sequences
+constexpr int64_t kMostPosition = 1 << 30;
 
 class InputMaker {
  public:
@@ -22,7 +24,12 @@ class InputMaker {
              const InputHints& hints)
       : fn_(fn), rng_(rng), kind_(kind), hints_(hints) {
     out_.symbols = std::move(symbols);
-    if (kind != Values::kNormal && kind != Values::kLarge && kind != Values::kTiny) find_special();
+    if (kind == Values::kClose) {
+      static constexpr double kApart[] = {1e-4, 0x1p-21, 0x1p-22, 0x1p-23};
+      around_ = rng.normal() * 10;
+      apart_ = kApart[rng.below(std::size(kApart))];
+    }
+    if (kind >= Values::kMixed) find_special();
   }
 
   EvalInputs<double> make() {
@@ -51,6 +58,7 @@ class InputMaker {
       if (node.op->name == "ssm_scan") make_negative(node.inputs.at(6));
       if (node.op->name == "gated_delta") make_negative(node.inputs.at(7));
     }
+    make_lists(fn_, hints_.nodes, rng_, out_);
     return std::move(out_);
   }
 
@@ -92,8 +100,9 @@ class InputMaker {
       enumerate<double>(t.f, kNasty);
     else
       for (double& v : t.f)
-        v = special_.empty() || rng_.below(4) > 0 ? random_value(rng_, kind_)
-                                                  : special_[rng_.below(special_.size())];
+        v = kind_ == Values::kClose                 ? around_ * (1 + rng_.normal() * apart_)
+            : special_.empty() || rng_.below(4) > 0 ? random_value(rng_, kind_)
+                                                    : special_[rng_.below(special_.size())];
     bool nasty = kind_ == Values::kNasty || kind_ == Values::kEachNasty;
     const double most = nasty                   ? kInf
                         : dtype == DType::kF16  ? 65504
@@ -326,6 +335,11 @@ class InputMaker {
     for (size_t s = 0; s + 1 < q_start.size(); ++s)
       for (auto i = static_cast<size_t>(q_start[s]); i < static_cast<size_t>(q_start[s + 1]); ++i)
         slot[i] -= static_cast<int32_t>(rng_.below(i - static_cast<size_t>(q_start[s]) + 1));
+    int64_t window = 0;  // positions beyond it, however few slots there are
+    for (const Node& node : fn_.nodes())
+      window = std::max(window, node.op->reads_state ? node.attrs.get_int("window", 0) : 0);
+    if (window < kMostPosition && rng_.below(2))
+      for (int32_t& p : slot) p += static_cast<int32_t>(window);
     return slot;
   }
 
@@ -426,45 +440,12 @@ class InputMaker {
   std::map<std::string, std::vector<int64_t>> source_dims_;
   std::map<std::string, DType> source_types_;
   int64_t longest_ = 1, sequences_ = 1;
-  size_t stride_ = 1;  // of the next input that is enumerated
-  int integers_ = 0;   // inputs of integers so far
+  size_t stride_ = 1;              // of the next input that is enumerated
+  double around_ = 1, apart_ = 0;  // Values::kClose
+  int integers_ = 0;               // inputs of integers so far
 };
 
 }  // namespace
-
-double random_value(Rng& rng, Values kind) {
-  static constexpr double kSpecial[] = {0.0,
-                                        -0.0,
-                                        std::numeric_limits<double>::infinity(),
-                                        -std::numeric_limits<double>::infinity(),
-                                        std::numeric_limits<double>::quiet_NaN(),
-                                        1e-45,
-                                        -1e-40,
-                                        3.4028234e38,
-                                        -3.4028234e38,
-                                        1.0,
-                                        -1.0,
-                                        0.5,
-                                        65504.0,
-                                        1e-8};
-  switch (kind) {
-    case Values::kNormal:
-      return rng.normal();
-    case Values::kLarge:
-      return rng.normal() * 1e4;
-    case Values::kTiny:
-      return rng.normal() * 1e-4;
-    case Values::kMixed:
-      return rng.below(6) == 0 ? 0.0 : rng.normal() * std::pow(10.0, rng.uniform(-4, 4));
-    case Values::kEach:
-    case Values::kEachNasty:
-    case Values::kNasty:
-      // Zeros, infinities and NaN most of all.
-      if (rng.below(2) == 0) return kSpecial[rng.below(rng.below(2) ? 5 : std::size(kSpecial))];
-      return rng.normal() * std::pow(2.0, static_cast<double>(rng.below(60)) - 30);
-  }
-  return 0;
-}
 
 EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols, Rng& rng,
                                  Values kind, const InputHints& hints) {

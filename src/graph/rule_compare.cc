@@ -19,7 +19,7 @@ constexpr double kNarrow = 0x1p-22;    // rounding errors of a few float32 opera
 constexpr double kLargest = 1e30;      // of what is compared at float32: larger values may overflow
 constexpr double kSmallest = 1e-37;    // differences at float32 that are underflow
 constexpr double kUnderflow = 1e-300;  // differences at float64 that are underflow
-constexpr double kNoise = 1e-9;        // differences at float64 that no float32 shows
+constexpr double kNoise = 1e-13;       // errors beside the largest input that no float32 shows
 constexpr double kNoDigits = 0.1;      // relative error at which float32 says nothing
 
 std::string number(double v) { return double_text(v); }
@@ -44,6 +44,17 @@ bool same_bits(double a, double b) {
          std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 bool same_bits(Field a, Field b) { return a == b; }
+
+bool is_f32(const Type& type) {
+  return type.kind == Type::Kind::kTensor && type.tensor.dtype == DType::kF32;
+}
+
+// Rounded to nearest even with 14 bits, three more than f16 has.
+double few_digits(double v) {
+  int exponent = 0;
+  double mantissa = std::frexp(v, &exponent);  // as it is where v is not finite
+  return std::isfinite(v) ? std::ldexp(std::nearbyint(std::ldexp(mantissa, 14)), exponent - 14) : v;
+}
 
 std::vector<double> numbers_of(const EvalTensor<double>& t) {
   return t.integer ? std::vector<double>(t.i.begin(), t.i.end()) : t.f;
@@ -73,11 +84,23 @@ class RangeWatch {
   bool left_ = false;
 };
 
+// What an op rounds. Inputs are the numbers they are, and data that is moved stays what it is; the
+// small change of inputs is for what float64 rounds inside of an op.
+double rounding(const Node& node) {
+  if (node.op->role == OpDef::Role::kInput) return 1e-5;
+  return node.op->role != OpDef::Role::kOp || node.op->storage ? 1 : 0;
+}
+
 class RealComparer {
  public:
   RealComparer(const Function& fn, Ref left, Ref right, const EvalInputs<double>& inputs,
                const CompareHow& how)
-      : fn_(fn), left_(left), right_(right), inputs_(inputs), how_(how) {}
+      : fn_(fn), left_(left), right_(right), inputs_(inputs), how_(how) {
+    double largest = 1;
+    for (const auto& [name, t] : inputs.tensors)
+      for (double v : t.f) largest = std::max(largest, std::abs(v));
+    noise_ = kNoise * largest;
+  }
 
   RuleComparison run() {
     if (how_.overflow) {
@@ -90,7 +113,7 @@ class RealComparer {
             auto out = evaluate_refs<double>(fn_, inputs_, std::array{left_, right_}, visit);
             return std::vector{numbers_of(out[0]), numbers_of(out[1])};
           },
-          how_.delta, kSamples, how_.seed);
+          how_.delta, kSamples, how_.seed, &rounding);
     } catch (const Error& e) {
       return left_runs(nullptr) ? fails(e) : RuleComparison{};
     }
@@ -125,7 +148,7 @@ class RealComparer {
     compared_ = true;
     if (!std::isfinite(r) || std::isinf(by_right)) return different(i, l, r);
     double own = by_left + how_.delta * std::abs(l);
-    if (by_right > how_.unstable * own && by_right > kNoise)
+    if (by_right > how_.unstable * own && by_right > noise_)
       return {Outcome::kDifferent,
               fmt::format("element {}: the replacement gives {} with {:.0e} times the rounding "
                           "error of the pattern",
@@ -172,21 +195,23 @@ class RealComparer {
   const EvalInputs<double>& inputs_;
   const CompareHow& how_;
   Spread spread_;
+  double noise_ = 0;
   bool compared_ = false;
 };
 
 }  // namespace
 
 template <class S>
-RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalInputs<S>& inputs) {
+RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalInputs<S>& inputs,
+                            const EvalVisitor<S>& visit) {
   EvalTensor<S> l, r;
   try {
-    l = evaluate_refs<S>(fn, inputs, std::array{left})[0];
+    l = evaluate_refs<S>(fn, inputs, std::array{left}, visit)[0];
   } catch (const Error&) {  // an index out of range, a zero divisor in the field
     return {};
   }
   try {
-    r = evaluate_refs<S>(fn, inputs, std::array{right})[0];
+    r = evaluate_refs<S>(fn, inputs, std::array{right}, visit)[0];
   } catch (const Error& e) {
     if (std::is_same_v<S, Field>) return {};  // the field has no image of some values
     return fails(e);
@@ -197,9 +222,28 @@ RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalI
     if (!same_bits(l.f[i], r.f[i])) return different(i, l.f[i], r.f[i]);
   return {Outcome::kSame, ""};
 }
-template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<float>&);
-template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<double>&);
-template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<Field>&);
+template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<float>&,
+                                     const EvalVisitor<float>&);
+template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<double>&,
+                                     const EvalVisitor<double>&);
+template RuleComparison compare_bits(const Function&, Ref, Ref, const EvalInputs<Field>&,
+                                     const EvalVisitor<Field>&);
+
+RuleComparison compare_few_digits(const Function& fn, Ref left, Ref right,
+                                  EvalInputs<double> inputs) {
+  auto round = [](std::vector<double>& values) {
+    for (double& v : values) v = few_digits(v);
+  };
+  for (NodeId id : fn.inputs())
+    if (const Type& type = fn.node(id).outputs[0]; is_f32(type))
+      round(inputs.tensors.at(fn.node(id).attrs.at("name").as_string()).f);
+  for (auto& [name, source] : inputs.sources) round(source.f);
+  auto store = [&](const Node& node, EvalTensor<double>& t) {
+    if ((node.op->storage || node.op->role == OpDef::Role::kWeight) && is_f32(node.outputs[0]))
+      round(t.f);
+  };
+  return compare_bits<double>(fn, left, right, inputs, store);
+}
 
 RuleComparison compare_reals(const Function& fn, Ref left, Ref right,
                              const EvalInputs<double>& inputs, const CompareHow& how) {

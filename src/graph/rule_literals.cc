@@ -73,6 +73,17 @@ bool has_short_numbers(const Module& module, const Function& fn) {
   return true;
 }
 
+bool is_small(const Function& fn, int64_t most) {
+  int64_t total = 0;
+  for (const Node& node : fn.nodes())
+    for (const Type& t : node.outputs)
+      if (t.kind == Type::Kind::kTensor) {
+        int64_t n = t.tensor.elements().constant().value_or(most);
+        if (n >= most || (total += n) >= most) return false;
+      }
+  return true;
+}
+
 std::vector<std::string> open_extents(const RewriteRule& rule) {
   std::vector<std::string> names = rule.shape_names;
   for (const RuleTerm& term : rule.terms)
@@ -127,10 +138,15 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
       if (a != b)
         for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
   }
+  bool rounds = false;
+  for (const RuleTerm& t : rule.terms)
+    for (const auto& [key, expr] : t.attrs)
+      rounds |= expr.value == Value("f16") || expr.value == Value("bf16");
   return {{all.begin(), all.end()},
           {out.begin(), out.end()},
           {solutions.begin(), solutions.end()},
-          {extents.begin(), extents.end()}};
+          {extents.begin(), extents.end()},
+          rounds};
 }
 
 }  // namespace tokamak

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "graph/special_numbers.h"
 
 namespace tokamak {
 namespace {
@@ -20,10 +19,12 @@ constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // instances without which a rule counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
+constexpr int kRounded = 8;  // long instances of a rule that names a type of 16 bits
 // What a stated range contains, in both directions; an assumed one, more than models compute.
 constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
 constexpr size_t kMostNamed = 15;  // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
+constexpr double kHugeNumber = 1e25;
 constexpr double kHugeExtent = 513;   // usual instances have no longer axis
 constexpr double kLongest = 1 << 20;  // axis that is made to pass a number of the instance
 
@@ -34,26 +35,17 @@ bool all_in_field(const RewriteRule& rule) {
   });
 }
 
-// Rules may state any extents; instances that would take gigabytes are not tried.
-bool is_small(const Function& fn, int64_t most) {
-  int64_t total = 0;
-  for (const Node& node : fn.nodes())
-    for (const Type& t : node.outputs)
-      if (t.kind == Type::Kind::kTensor) {
-        int64_t n = t.tensor.elements().constant().value_or(most);
-        if (n >= most || (total += n) >= most) return false;
-      }
-  return true;
-}
-
 bool has_number(const RuleTerm& t) { return t.kind == RuleTerm::Kind::kNumber && t.near; }
 
 struct Trial {  // how one instance is made and compared
   InstanceStyle style;
   Values values = Values::kNormal;
   bool in_field = false, wide = false;  // exact rules; wide: at float64
+  bool few_digits = false;              // exact rules: as if f32 had fewer digits
+  bool known = false;                   // what the conditions ask to be known is
   bool beyond = false;                  // real rules: values outside the stated ranges
   bool extreme = false;                 // real rules: one input is very large or very small
+  int wanted = 1;                       // fixed trials: instances
   int bytes = -1;                       // the input of integers that takes all values -128..127
   SpecialNumbers special = SpecialNumbers::kSome;
   std::string name = "normal";
@@ -88,8 +80,9 @@ class Verifier {
       std::vector<RuleExpr> ways = ways_to_hold(c);
       if (ways.size() > 1) ways_.push_back({std::move(ways), {}});
     }
-    counts_ = std::any_of(rule.terms.begin(), rule.terms.end(),
-                          [](const RuleTerm& t) { return t.op && t.op->name == "iota"; });
+    counts_ = has_op({"iota"});
+    huge_ = std::any_of(literals_.found.begin(), literals_.found.end(),
+                        [](double v) { return std::abs(v) > kHugeNumber; });
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
                           [](const RuleVar& v) { return v.range && !v.assumed; });
   }
@@ -187,20 +180,15 @@ class Verifier {
       vast.style.vast = n;
       out.push_back(vast);
     }
-    if (std::any_of(rule_.terms.begin(), rule_.terms.end(), [](const RuleTerm& t) {
-          return t.op &&
-                 (t.op->name == "compare" || t.op->name == "maximum" || t.op->name == "minimum");
-        })) {
-      Trial special;
-      special.style.extents = Extents::kFlat;
-      special.values = Values::kEach;
-      special.name = "special";
-      for (SpecialNumbers kind :
-           {SpecialNumbers::kStated, SpecialNumbers::kCombined, SpecialNumbers::kInverted}) {
-        special.special = kind;
-        out.push_back(special);
-      }
+    if (exact_) {
+      Trial rounded = out.front();
+      rounded.few_digits = rounded.style.powers = true;
+      rounded.values = Values::kNormal;
+      rounded.name = "rounded";
+      rounded.wanted = literals_.rounds ? kRounded : 1;
+      out.push_back(rounded);
     }
+    if (has_op({"compare", "maximum", "minimum", "top_k"})) add_comparisons(out);
     int integers = 0;
     for (const RuleVar& v : rule_.vars) {
       if (v.kind != RuleVar::Kind::kTensor || (v.dtype != "i32" && v.dtype != "any")) continue;
@@ -214,11 +202,33 @@ class Verifier {
     }
     return out;
   }
+  // Numbers of the rule, and a long axis of numbers that are almost equal.
+  void add_comparisons(std::vector<Trial>& out) const {
+    Trial special;
+    special.style.extents = Extents::kFlat;
+    special.values = Values::kEach;
+    special.name = "special";
+    for (SpecialNumbers kind :
+         {SpecialNumbers::kStated, SpecialNumbers::kCombined, SpecialNumbers::kInverted}) {
+      special.special = kind;
+      out.push_back(special);
+    }
+    if (!exact_) return;
+    Trial close = out.front();
+    close.values = Values::kClose;
+    close.name = "close";
+    out.push_back(close);
+  }
+  bool has_op(std::initializer_list<std::string_view> names) const {
+    return std::any_of(rule_.terms.begin(), rule_.terms.end(), [&](const RuleTerm& t) {
+      return t.op && std::find(names.begin(), names.end(), t.op->name) != names.end();
+    });
+  }
   bool run_fixed(const Trial& t) {
     const bool vast = t.style.extents == Extents::kVast;
     const bool named =
         vast && t.style.vast != InstanceStyle().vast;  // few instances fit such rules
-    int wanted = named ? 3 : 1, tries = named ? 5 * kFixedTries : kFixedTries;
+    int wanted = named ? 3 : t.wanted, tries = wanted > 1 ? 5 * kFixedTries : kFixedTries;
     for (int i = 0; i < tries && wanted > 0; ++i) {
       ++verdict_.tries;
       Rng start = rng_;
@@ -238,6 +248,7 @@ class Verifier {
     static constexpr Extents kExtents[] = {Extents::kLarge, Extents::kLarge, Extents::kHuge,
                                            Extents::kDeep,  Extents::kDeep,  Extents::kFlat};
     Trial t;
+    t.known = rng_.below(2);
     if (uint64_t i = rng_.below(16); i < std::size(kExtents)) t.style.extents = kExtents[i];
     // The rule may be for long axes only.
     if (verdict_.instances == 0 && kind == 5) t.style.extents = Extents::kVast;
@@ -252,19 +263,27 @@ class Verifier {
       t.values = t.style.nasty ? Values::kEachNasty : Values::kEach;
       t.name = "enumerated";
     } else if (exact_) {
+      static constexpr Values kValues[kKinds] = {Values::kNasty,  Values::kLarge, Values::kNasty,
+                                                 Values::kMixed,  Values::kMixed, Values::kClose,
+                                                 Values::kNormal, Values::kNasty};
+      static constexpr const char* kNames[kKinds] = {"nasty", "large", "nasty",   "mixed",
+                                                     "mixed", "close", "rounded", "nasty"};
       t.wide = kind == 3;
-      t.style.nasty = kind % 2 == 0;
-      t.values = t.style.nasty ? Values::kNasty : kind == 1 ? Values::kLarge : Values::kMixed;
-      t.name = t.style.nasty ? "nasty" : kind == 1 ? "large" : "mixed";
+      t.few_digits = t.style.powers = kind == 6;
+      t.values = kValues[kind];
+      t.style.nasty = t.values == Values::kNasty;
+      t.name = kNames[kind];
     } else {
-      static constexpr Values kValues[] = {Values::kNormal, Values::kLarge, Values::kTiny,
-                                           Values::kMixed};
-      static constexpr const char* kNames[] = {"normal", "large", "tiny", "mixed"};
-      t.extreme = rng_.below(5) == 0;
+      static constexpr Values kValues[kKinds] = {Values::kNormal, Values::kLarge, Values::kTiny,
+                                                 Values::kMixed,  Values::kClose, Values::kMedium,
+                                                 Values::kNormal, Values::kMixed};
+      static constexpr const char* kNames[kKinds] = {"normal", "large",  "tiny",   "mixed",
+                                                     "close",  "medium", "normal", "mixed"};
+      t.extreme = rng_.below(huge_ ? 2 : 5) == 0;
       // Scores of attend may cancel: the bound does not know what the op rounds inside.
-      if (stateful_ && kind % 4 == 3) kind = 0;
-      t.values = t.extreme ? Values::kNormal : kValues[kind % 4];
-      t.name = t.extreme ? "extreme" : kNames[kind % 4];
+      if (stateful_ && kValues[kind] == Values::kMixed) kind = 0;
+      t.values = t.extreme ? Values::kNormal : kValues[kind];
+      t.name = t.extreme ? "extreme" : kNames[kind];
       t.style.jitter = rule_.approximate && rng_.below(2);
       t.beyond = ranged_ && rng_.below(2);
     }
@@ -272,7 +291,8 @@ class Verifier {
   }
 
   Tried compare(RuleInstance& x, const Trial& t, bool counts) {
-    auto match = match_rule(rule_, *x.fn, x.root, nullptr);
+    const UseCount once = [](Ref) { return 1; };  // with it, what is known is decided
+    auto match = match_rule(rule_, *x.fn, x.root, t.known ? once : nullptr);
     if (!match) return Tried::kNoMatch;
     // Indices must suit the pattern only.
     InputHints hints{
@@ -289,13 +309,13 @@ class Verifier {
       return Tried::kNothing;
     }
     std::string note;
-    if (t.extreme) note = make_extreme(x, inputs);
+    if (t.extreme) note = make_extreme(*x.fn, inputs, rng_);
     if (!exact_)  // the reals have one zero
       for (auto* tensors : {&inputs.tensors, &inputs.sources})
         for (auto& [name, tensor] : *tensors)
           for (double& v : tensor.f) v += 0.0;
-    if (!limit(x, *match, t, inputs)) return Tried::kNothing;
-    if (t.wide) add_digits(x, inputs);
+    if (!limit_values(rule_, *x.fn, *match, t.beyond, rng_, inputs)) return Tried::kNothing;
+    if (t.wide) add_digits(*x.fn, inputs, rng_);
     RuleComparison c = compare_as(x, *right, inputs, t);
     if (c.outcome == RuleComparison::Outcome::kNone) return Tried::kNothing;
     verdict_.instances += counts;
@@ -311,13 +331,16 @@ class Verifier {
   RuleComparison compare_as(const RuleInstance& x, Ref right, const EvalInputs<double>& inputs,
                             const Trial& t) {
     if (t.in_field) return compare_bits<Field>(*x.fn, x.root, right, convert_inputs<Field>(inputs));
+    if (exact_ && t.few_digits) return compare_few_digits(*x.fn, x.root, right, inputs);
     if (exact_ && t.wide) return compare_bits<double>(*x.fn, x.root, right, inputs);
     if (exact_) return compare_bits<float>(*x.fn, x.root, right, convert_inputs<float>(inputs));
     CompareHow how;
     how.delta = t.style.jitter ? kNearDelta : delta_;
     how.overflow = t.beyond;
     if (!t.extreme && has_plain_numbers(x))
-      how.unstable = t.values == Values::kNormal ? kUnstable : kUnstableMixed;
+      how.unstable = stateful_ || t.values == Values::kLarge || t.values >= Values::kMixed
+                         ? kUnstableMixed
+                         : kUnstable;
     how.narrow = !t.style.jitter && has_plain_numbers(x);
     how.seed = rng_.next_u64();
     return compare_reals(*x.fn, x.root, right, inputs, how);
@@ -422,56 +445,11 @@ class Verifier {
     return made && match_rule(rule_, *made->fn, made->root, nullptr);
   }
 
-  // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule
-  // changes in the last digit; at float64 with all digits nothing is hidden.
-  void add_digits(const RuleInstance& x, EvalInputs<double>& inputs) {
-    for (auto& [name, t] : inputs.tensors) {
-      Ref r = x.fn->find_input(name);
-      if (!r.valid() || x.fn->tensor(r).dtype != DType::kF32) continue;
-      for (double& v : t.f) v *= 1 + rng_.uniform(-1e-8, 1e-8);
-    }
-  }
-
-  // Scales one input by a large power of ten, up or down.
-  std::string make_extreme(const RuleInstance& x, EvalInputs<double>& inputs) {
-    std::vector<std::pair<std::string, EvalTensor<double>*>> all;
-    for (auto& [name, t] : inputs.tensors)
-      if (!t.f.empty()) all.emplace_back(name, &t);
-    for (auto& [name, t] : inputs.sources)
-      if (!t.f.empty()) all.emplace_back(name, &t);
-    if (all.empty()) return "";
-    auto& [name, t] = all[rng_.below(all.size())];
-    Ref r = x.fn->find_input(name);
-    DType dtype = r.valid() ? x.fn->tensor(r).dtype : DType::kF32;
-    static constexpr int kPowers[] = {12, 20, 29, 34, 38, -12, -20, -30};
-    static constexpr double kMost = 3.38e38;  // bf16 holds it too
-    int power = dtype == DType::kF16 ? 3 : kPowers[rng_.below(std::size(kPowers))];
-    for (double& v : t->f)
-      v = round_to(dtype, std::clamp(v * std::pow(10.0, power), -kMost, kMost));
-    return fmt::format(", {} by 1e{}", name, power);
-  }
-
-  // Variables with a range get values from it; assumed ranges only cut off what is beyond them.
-  bool limit(const RuleInstance& x, const RuleMatch& match, const Trial& t,
-             EvalInputs<double>& inputs) {
-    for (const RuleVar& v : rule_.vars) {
-      if (!v.range || (t.beyond && !v.assumed)) continue;
-      auto lo = evaluate_expr(v.range->first, rule_, match, *x.fn, nullptr),
-           hi = evaluate_expr(v.range->second, rule_, match, *x.fn, nullptr);
-      if (!lo || !hi || !lo->is_number() || !hi->is_number()) return false;
-      for (auto* tensors : {&inputs.tensors, &inputs.sources})
-        if (auto it = tensors->find(v.name); it != tensors->end())
-          for (double& f : it->second.f)
-            f = static_cast<float>(v.assumed ? std::clamp(f, lo->as_double(), hi->as_double())
-                                             : rng_.uniform(lo->as_double(), hi->as_double()));
-    }
-    return true;
-  }
-
   const RewriteRule& rule_;
   VerifyEffort effort_;
   Rng rng_;
   bool field_, exact_ = false, ranged_ = false, stateful_ = false;
+  bool huge_ = false;    // has numbers that only extreme values reach
   bool counts_ = false;  // has an op whose values grow with the length of an axis
   double delta_ = kDelta;
   int borders_ = 0, ends_ = 0, solved_ = 0, stretched_ = 0;

@@ -59,6 +59,7 @@ struct RuleLiterals {
   std::vector<double> solutions;
   // Positive integers in the text, their roots, and the integers next to them.
   std::vector<int64_t> extents;
+  bool rounds = false;  // names a type of 16 bits
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
 // What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
@@ -66,6 +67,8 @@ std::vector<RuleExpr> ways_to_hold(const RuleExpr& condition);
 std::vector<std::string> open_extents(const RewriteRule& rule);  // names of extents
 // False: a number of the function is rounded, so that it means another one in a finite field.
 bool has_short_numbers(const Module& module, const Function& fn);
+// Rules may state any extents; instances that would take gigabytes are not tried.
+bool is_small(const Function& fn, int64_t most);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
@@ -78,6 +81,17 @@ struct RuleInstance {
 // nullopt: the random choices did not fit together. Equal generators make equal choices.
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng);
+
+// --- rule_values.cc: changes of random inputs.
+// At float32 a meaning computes in float64 and rounds once, which hides most of what a rule changes
+// in the last digit; at float64 with all digits nothing is hidden.
+void add_digits(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
+// Scales one input, or all of them, by a large power of ten, up or down, and says which.
+std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
+// Variables with a range get values from it unless `beyond`; assumed ranges only cut off what is
+// beyond them. False: a range has no value.
+bool limit_values(const RewriteRule& rule, const Function& fn, const RuleMatch& match, bool beyond,
+                  Rng& rng, EvalInputs<double>& inputs);
 
 // --- rule_compare.cc: both sides of an instance on given inputs.
 struct RuleComparison {
@@ -93,7 +107,12 @@ struct CompareHow {
   uint64_t seed = 1;
 };
 template <class S>
-RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalInputs<S>& inputs);
+RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalInputs<S>& inputs,
+                            const EvalVisitor<S>& visit = nullptr);
+// As if f32 had 14 bits: there a value that is rounded twice, to f32 and then to 16 bits, often
+// differs from one that is rounded once. With 24 bits one in 2^17 does.
+RuleComparison compare_few_digits(const Function& fn, Ref left, Ref right,
+                                  EvalInputs<double> inputs);
 RuleComparison compare_reals(const Function& fn, Ref left, Ref right,
                              const EvalInputs<double>& inputs, const CompareHow& how);
 

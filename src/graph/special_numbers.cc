@@ -1,8 +1,10 @@
 #include "graph/special_numbers.h"
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 
+#include "graph/evaluate.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
@@ -57,6 +59,43 @@ std::vector<double> inverted_numbers(const std::set<double>& numbers) {
         out.push_back(static_cast<double>(f));
     }
   return out;
+}
+
+double random_value(Rng& rng, Values kind) {
+  static constexpr double kSpecial[] = {0.0,
+                                        -0.0,
+                                        std::numeric_limits<double>::infinity(),
+                                        -std::numeric_limits<double>::infinity(),
+                                        std::numeric_limits<double>::quiet_NaN(),
+                                        1e-45,
+                                        -1e-40,
+                                        3.4028234e38,
+                                        -3.4028234e38,
+                                        1.0,
+                                        -1.0,
+                                        0.5,
+                                        65504.0,
+                                        1e-8};
+  switch (kind) {
+    case Values::kNormal:
+      return rng.normal();
+    case Values::kLarge:
+      return rng.normal() * 1e4;
+    case Values::kTiny:
+      return rng.normal() * 1e-4;
+    case Values::kMedium:
+    case Values::kClose:
+      return rng.normal() * 15;
+    case Values::kMixed:
+      return rng.below(6) == 0 ? 0.0 : rng.normal() * std::pow(10.0, rng.uniform(-4, 4));
+    case Values::kEach:
+    case Values::kEachNasty:
+    case Values::kNasty:
+      // Zeros, infinities and NaN most of all.
+      if (rng.below(2) == 0) return kSpecial[rng.below(rng.below(2) ? 5 : std::size(kSpecial))];
+      return rng.normal() * std::pow(2.0, static_cast<double>(rng.below(60)) - 30);
+  }
+  return 0;
 }
 
 }  // namespace tokamak

@@ -191,6 +191,7 @@ void exclude_top_row(Logits& x, const SamplingRow& row) {
       probability)
     return;
   std::vector<double> p = softmax_of(x);
+  if (p.empty()) return;
   std::vector<int32_t> reach = ranked(x);
   std::erase_if(reach, [&](int32_t id) { return p[static_cast<size_t>(id)] < threshold; });
   if (reach.size() > 1) remove_from(x, std::span(reach).first(reach.size() - 1));

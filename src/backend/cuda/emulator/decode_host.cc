@@ -15,56 +15,78 @@ using Row = std::vector<float>;
 
 float rounded(float x) { return bf16_to_f32(f32_to_bf16(x)); }
 
-// Weights of one kMatvec, element by element. decode_pack.h has the places of packed ones.
-struct HostWeights {
-  const DecodeInstruction& in;
+// Rows of the weights of one kMatvec. decode_pack.h has the places of packed ones.
+class HostWeights {
+ public:
+  explicit HostWeights(const DecodeInstruction& instruction) : in_(instruction) {}
 
-  float at(int row, int e) const {
-    const auto* bytes = static_cast<const uint8_t*>(in.weights);
-    if (decode_16_bits(in.type)) {
-      const auto* matrix = static_cast<const uint16_t*>(in.weights);
-      if (in.values) {
-        matrix = static_cast<const uint16_t*>(row % 2 ? in.values : in.weights);
+  void row(int row, float* out) const {
+    if (decode_16_bits(in_.type)) {
+      const auto* matrix = static_cast<const std::byte*>(in_.weights);
+      if (in_.values) {
+        matrix = static_cast<const std::byte*>(row % 2 ? in_.values : in_.weights);
         row /= 2;
       }
-      const uint16_t bits = matrix[static_cast<int64_t>(row) * in.width + e];
-      return in.type == DecodeWeight::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+      decode_row(in_.type == DecodeWeight::kF16 ? DType::kF16 : DType::kBF16,
+                 matrix + static_cast<int64_t>(row) * in_.width * 2, out, in_.width);
+      return;
     }
-    const bool four = decode_four_bits(in.type), fp8 = in.type == DecodeWeight::kFp8;
-    const int segments = in.width / in.parts / 256;
-    const int chunk_bytes = decode_chunk_bytes(in.type, in.width / in.parts);
-    const int chunks = in.parts * kDecodeWarps, s = e / 32 % segments, i = e % 32;
-    const uint8_t* chunk = bytes + static_cast<int64_t>(row / 16) * chunks * chunk_bytes +
+    for (int e = 0; e < in_.width; e += kGroup) group(row, e, out + e);
+  }
+
+ private:
+  static constexpr int kGroup = 16;  // elements with one scale
+
+  // Elements e to e + 15 of a row.
+  void group(int row, int e, float* out) const {
+    const int segments = in_.width / in_.parts / 256;
+    const int chunk_bytes = decode_chunk_bytes(in_.type, in_.width / in_.parts);
+    const int chunks = in_.parts * kDecodeWarps, s = e / 32 % segments, first = e % 32;
+    const uint8_t* chunk = static_cast<const uint8_t*>(in_.weights) +
+                           static_cast<int64_t>(row / 16) * chunks * chunk_bytes +
                            static_cast<int64_t>(e / 32 / segments) * chunk_bytes;
-    const int r = row % 16, lane = r % 8 * 4 + i / 8, low = r / 8, j = i % 8;
-    if (fp8) {
+    const int r = row % 16, low = r / 8;
+    auto lane = [r](int i) { return r % 8 * 4 + i / 8; };
+    if (in_.type == DecodeWeight::kFp8) {
       constexpr int kByteOf[4] = {0, 2, 1, 3};
-      const auto* byte = reinterpret_cast<const std::byte*>(chunk) + s * 512 + lane * 16 + low * 8 +
-                         j / 4 * 4 + kByteOf[j % 4];
-      float value;
-      decode_row(DType::kF8E4M3, byte, &value, 1);
-      return value * static_cast<const float*>(in.values)[row];
+      for (int k = 0; k < kGroup; ++k) {
+        const int i = first + k, j = i % 8;
+        decode_row(DType::kF8E4M3,
+                   reinterpret_cast<const std::byte*>(chunk) + s * 512 + lane(i) * 16 + low * 8 +
+                       j / 4 * 4 + kByteOf[j % 4],
+                   out + k, 1);
+        out[k] *= static_cast<const float*>(in_.values)[row];
+      }
+      return;
     }
-    int number;
-    if (four) {
-      const uint8_t byte = chunk[s / 2 * 512 + lane * 16 + s % 2 * 8 + low * 4 + j % 4];
-      number = byte >> (j < 4 ? 0 : 4) & 15;
-      if (number >= 8) number -= 16;
-    } else {
-      number = static_cast<int8_t>(chunk[s * 512 + lane * 16 + low * 8 + j]);
-    }
-    const int words = decode_scale_bytes(in.type) / 32;
+    const int words = decode_scale_bytes(in_.type) / 32;
     auto half = [&](int word) {
       uint16_t bits;
       std::memcpy(&bits,
-                  chunk + segments * decode_number_bytes(in.type) +
+                  chunk + segments * decode_number_bytes(in_.type) +
                       ((s * 8 + r % 8) * words + word) * 4 + low * 2,
                   2);
       return f16_to_f32(bits);
     };
-    const float value = half(words == 3 && i >= 16 ? 1 : 0) * static_cast<float>(number);
-    return words == 1 ? value : value + half(words - 1);
+    const float scale = half(words == 3 && first >= 16 ? 1 : 0);
+    const float offset = words == 1 ? 0 : half(words - 1);
+    const bool four = decode_four_bits(in_.type);
+    for (int k = 0; k < kGroup; ++k) {
+      const int i = first + k, j = i % 8;
+      int number;
+      if (four) {
+        const uint8_t byte = chunk[s / 2 * 512 + lane(i) * 16 + s % 2 * 8 + low * 4 + j % 4];
+        number = byte >> (j < 4 ? 0 : 4) & 15;
+        if (number >= 8) number -= 16;
+      } else {
+        number = static_cast<int8_t>(chunk[s * 512 + lane(i) * 16 + low * 8 + j]);
+      }
+      out[k] = scale * static_cast<float>(number);
+      if (words > 1) out[k] += offset;
+    }
   }
+
+  const DecodeInstruction& in_;
 };
 
 class DecodeHost {
@@ -81,10 +103,9 @@ class DecodeHost {
   void run() {
     for (int k = l_.first; k < l_.end; ++k) {
       const DecodeInstruction& in = program_[k];
-      for (int b = 0; b < l_.batch; ++b) {
-        if (in.op == DecodeOp::kMatvec)
-          multiply(in, b);
-        else if (in.op == DecodeOp::kAttend)
+      if (in.op == DecodeOp::kMatvec) multiply(in);
+      for (int b = 0; b < l_.batch && in.op != DecodeOp::kMatvec; ++b) {
+        if (in.op == DecodeOp::kAttend)
           attend(in, b);
         else
           write(in, b, attended_[static_cast<size_t>(b)]);
@@ -129,24 +150,35 @@ class DecodeHost {
     return static_cast<float>(1 / std::sqrt(squares / static_cast<double>(x.size()) + l_.eps));
   }
 
-  void multiply(const DecodeInstruction& in, int b) {
-    Row x = in.flags & kFromEmbedding ? embedding(b) : read(in, b, in.width);
-    float norm = 1;
-    if (in.flags & kNormInput) {
-      norm = inverse_norm(x);
-      for (size_t i = 0; i < x.size(); ++i) {
-        x[i] *= gain(in.gains, i);
-        if (decode_16_bits(in.type)) x[i] = rounded(x[i]);
+  // Each row of the weights is decoded once for all sequences.
+  void multiply(const DecodeInstruction& in) {
+    std::vector<Row> x, y(static_cast<size_t>(l_.batch), Row(static_cast<size_t>(in.rows)));
+    std::vector<float> norm;
+    for (int b = 0; b < l_.batch; ++b) {
+      x.push_back(in.flags & kFromEmbedding ? embedding(b) : read(in, b, in.width));
+      norm.push_back(in.flags & kNormInput ? inverse_norm(x.back()) : 1);
+      if (in.flags & kNormInput) apply_gains(in, x.back());
+    }
+    const HostWeights weights(in);
+    Row w(static_cast<size_t>(in.width));
+    for (int row = 0; row < in.rows; ++row) {
+      weights.row(row, w.data());
+      for (size_t b = 0; b < x.size(); ++b) {
+        double sum = 0;
+        for (size_t e = 0; e < w.size(); ++e) sum += w[e] * x[b][e];
+        float& result = y[b][static_cast<size_t>(row)] = static_cast<float>(sum) * norm[b];
+        if (in.bias) result += gain(in.bias, static_cast<size_t>(row));
       }
     }
-    HostWeights weights{in};
-    Row y(static_cast<size_t>(in.rows));
-    for (int row = 0; row < in.rows; ++row) {
-      double sum = 0;
-      for (int e = 0; e < in.width; ++e) sum += weights.at(row, e) * x[static_cast<size_t>(e)];
-      y[static_cast<size_t>(row)] = static_cast<float>(sum) * norm;
-      if (in.bias) y[static_cast<size_t>(row)] += gain(in.bias, static_cast<size_t>(row));
+    for (int b = 0; b < l_.batch; ++b) finish(in, b, std::move(y[static_cast<size_t>(b)]));
+  }
+  static void apply_gains(const DecodeInstruction& in, Row& x) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] *= gain(in.gains, i);
+      if (decode_16_bits(in.type)) x[i] = rounded(x[i]);
     }
+  }
+  void finish(const DecodeInstruction& in, int b, Row y) {
     if (in.flags & kGated) {
       for (size_t i = 0; i < y.size() / 2; ++i)
         y[i] = y[2 * i] / (1 + std::exp(-y[2 * i])) * y[2 * i + 1];

@@ -115,11 +115,11 @@ struct Machine {
   const void* args = nullptr;
   std::unique_ptr<std::byte[]> shared;
   std::vector<std::byte> exchange;  // [half][thread][kExchangeBytes]
-  struct Sums {
+  struct Computed {                 // from what the lanes of a warp published last
     uint64_t published = 0;
     float values[kExchangeBytes / sizeof(float)];
   };
-  Sums sums[kMaxThreads / kLanes];
+  Computed computed[kMaxThreads / kLanes];
 };
 
 Machine& machine() {
@@ -252,7 +252,7 @@ void run_grid(const HostKernel& kernel, const void* args, Dim3 grid, unsigned th
         }
   } catch (...) {
     m.fibers.clear();  // some are in the middle of the kernel
-    for (Machine::Sums& s : m.sums) s.published = 0;
+    for (Machine::Computed& c : m.computed) c.published = 0;
     throw;
   }
 }
@@ -280,21 +280,15 @@ const std::byte* published(unsigned lane) {
   return exchange_slot(m.current / kLanes * kLanes + lane, m.fibers[m.current]->published % 2);
 }
 
-const float* published_sums(int n) {
+const float* computed_once(void (*compute)(float* values)) {
   Machine& m = machine();
-  Machine::Sums& sums = m.sums[m.current / kLanes];
-  uint64_t published_now = m.fibers[m.current]->published;
-  if (sums.published == published_now) return sums.values;
-  sums.published = published_now;
-  for (int i = 0; i < n; ++i) {
-    float tree[kLanes];
-    for (unsigned lane = 0; lane < kLanes; ++lane)
-      tree[lane] = reinterpret_cast<const float*>(published(lane))[i];
-    for (unsigned d = kLanes / 2; d > 0; d /= 2)
-      for (unsigned lane = 0; lane < d; ++lane) tree[lane] += tree[lane + d];
-    sums.values[i] = tree[0];
+  Machine::Computed& now = m.computed[m.current / kLanes];
+  const uint64_t published_now = m.fibers[m.current]->published;
+  if (now.published != published_now) {
+    now.published = published_now;
+    compute(now.values);
   }
-  return sums.values;
+  return now.values;
 }
 
 }  // namespace simt
@@ -303,34 +297,57 @@ const float* published_sums(int n) {
 // and 2t + 8; of c the columns 2t and 2t + 1.
 namespace {
 
-using Value16 = float (*)(uint16_t bits);
+// What a lane brings to a product, and the products of all lanes in the order in which they are
+// added: k of 2t, 2t + 1, 2t + 8, 2t + 9 for t = 0..3.
+struct Fragments {
+  uint32_t a[4], b[2];
+  float c[4];
+};
+constexpr unsigned kProducts = 16, kColumns = 8;
 
-void mma_host(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value16 value) {
-  struct Fragments {
-    uint32_t a[4], b[2];
-  } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  simt::publish(&mine, sizeof mine);
-  unsigned lane = threadIdx.x % 32;
-  auto of = [](unsigned from) {
-    Fragments f;
-    std::memcpy(&f, simt::published(from), sizeof f);
-    return f;
-  };
-  auto low = [value](uint32_t v) { return value(static_cast<uint16_t>(v)); };
-  auto high = [value](uint32_t v) { return value(static_cast<uint16_t>(v >> 16)); };
-  for (unsigned i = 0; i < 4; ++i) {
-    unsigned row = lane / 4, column = lane % 4 * 2 + i % 2, lower = i / 2;
-    double sum = c[i];
-    for (unsigned t = 0; t < 4; ++t) {
-      Fragments fa = of(row * 4 + t), fb = of(column * 4 + t);
-      for (unsigned half = 0; half < 2; ++half) {
-        uint32_t x = fa.a[lower + 2 * half], y = fb.b[half];
-        sum += static_cast<double>(low(x)) * static_cast<double>(low(y));
-        sum += static_cast<double>(high(x)) * static_cast<double>(high(y));
+// The results of all lanes, four each.
+template <float (*value)(uint16_t)>
+void mma_warp(float* out) {
+  double a[16][kProducts], b[kProducts][kColumns];
+  Fragments lanes[32];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    std::memcpy(&lanes[lane], simt::published(lane), sizeof(Fragments));
+    const unsigned row = lane / 4, t = lane % 4;
+    for (unsigned half = 0; half < 2; ++half)
+      for (unsigned high = 0; high < 2; ++high) {
+        const unsigned at = 4 * t + 2 * half + high, shift = 16 * high;
+        auto number = [shift](uint32_t v) {
+          return static_cast<double>(value(static_cast<uint16_t>(v >> shift)));
+        };
+        a[row][at] = number(lanes[lane].a[2 * half]);
+        a[row + 8][at] = number(lanes[lane].a[2 * half + 1]);
+        b[at][row] = number(lanes[lane].b[half]);  // its column
       }
-    }
-    c[i] = static_cast<float>(sum);
   }
+  for (unsigned row = 0; row < 16; ++row) {
+    double sums[kColumns];
+    auto place = [row](unsigned column) {
+      return std::pair(row % 8 * 4 + column / 2, row / 8 * 2 + column % 2);
+    };
+    for (unsigned column = 0; column < kColumns; ++column) {
+      auto [lane, i] = place(column);
+      sums[column] = lanes[lane].c[i];
+    }
+    for (unsigned at = 0; at < kProducts; ++at)
+      for (unsigned column = 0; column < kColumns; ++column)
+        sums[column] += a[row][at] * b[at][column];
+    for (unsigned column = 0; column < kColumns; ++column) {
+      auto [lane, i] = place(column);
+      out[lane * 4 + i] = static_cast<float>(sums[column]);
+    }
+  }
+}
+
+template <float (*value)(uint16_t)>
+void mma_host(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+  simt::publish(&mine, sizeof mine);
+  std::memcpy(c, simt::computed_once(mma_warp<value>) + threadIdx.x % 32 * 4, sizeof c);
 }
 
 // Element (row, column) of matrix m of those whose rows the lanes have published.
@@ -343,10 +360,10 @@ uint16_t matrix_element(unsigned m, unsigned row, unsigned column) {
 }  // namespace
 
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_host(c, a, b0, b1, [](uint16_t bits) { return bf16_to_f32(bits); });
+  mma_host<bf16_to_f32>(c, a, b0, b1);
 }
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_host(c, a, b0, b1, [](uint16_t bits) { return f16_to_f32(bits); });
+  mma_host<f16_to_f32>(c, a, b0, b1);
 }
 void load_matrices(uint32_t (&r)[4], const void* row) {
   simt::publish(&row, sizeof row);

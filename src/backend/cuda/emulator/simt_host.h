@@ -47,9 +47,9 @@ std::byte* dynamic_shared();
 constexpr size_t kExchangeBytes = 512;
 void publish(const void* value, size_t bytes);
 const std::byte* published(unsigned lane);
-// The sums over the lanes of n published floats, by the tree of ops/simt.cuh. Computed by the first
-// lane that asks.
-const float* published_sums(int n);
+// What `compute` makes of the published values, the same for all lanes of the warp: the first lane
+// that asks computes it. At most kExchangeBytes.
+const float* computed_once(void (*compute)(float* values));
 
 }  // namespace simt
 
@@ -75,11 +75,21 @@ inline float warp_max(float x) {
   }
   return best;
 }
+// By the tree of ops/simt.cuh.
 template <int n>
 void warp_sums(float (&x)[n]) {
   static_assert(sizeof x <= simt::kExchangeBytes);
   simt::publish(x, sizeof x);
-  std::memcpy(x, simt::published_sums(n), sizeof x);
+  auto sum = [](float* sums) {
+    float tree[32][n];
+    for (unsigned lane = 0; lane < 32; ++lane)
+      std::memcpy(tree[lane], simt::published(lane), sizeof tree[lane]);
+    for (unsigned d = 16; d > 0; d /= 2)
+      for (unsigned lane = 0; lane < d; ++lane)
+        for (int i = 0; i < n; ++i) tree[lane][i] += tree[lane + d][i];
+    std::memcpy(sums, tree[0], sizeof tree[0]);
+  };
+  std::memcpy(x, simt::computed_once(sum), sizeof x);
 }
 template <class T>
 T lane_value(T x, unsigned lane) {
