@@ -28,7 +28,8 @@ void StepLog::write(const std::string& model, const StepReport& s) {
       1e3 * (cpu - std::exchange(last, cpu)), s.decodes, s.chunks, s.prompt_tokens, s.depth,
       1e3 * s.predicted, 1e3 * s.limit);
   std::lock_guard lock(mutex_);
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size()) std::fflush(file_.get());
+  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size())
+    std::fflush(file_.get());
 }
 
 }  // namespace tokamak
