@@ -14,7 +14,7 @@ void add_digits(const Function& fn, EvalInputs<double>& inputs, Rng& rng) {
   }
 }
 
-std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rng) {
+std::string make_extreme(const Function& fn, bool largest, EvalInputs<double>& inputs, Rng& rng) {
   std::vector<std::pair<std::string, EvalTensor<double>*>> all;
   for (auto& [name, t] : inputs.tensors)
     if (!t.f.empty()) all.emplace_back(name, &t);
@@ -37,6 +37,7 @@ std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rn
   }
   static constexpr int kPowers[] = {12, 20, 29, 34, 38, -12, -20, -30};
   auto& [name, t] = all[rng.below(all.size())];
+  if (largest && rng.below(2)) return scale(name, *t, 40);  // nearly all are the largest number
   return scale(name, *t, kPowers[rng.below(std::size(kPowers))]);
 }
 

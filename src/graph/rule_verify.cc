@@ -81,6 +81,7 @@ class Verifier {
       if (ways.size() > 1) ways_.push_back({std::move(ways), {}});
     }
     counts_ = has_op({"iota"});
+    powers_ = rule.text.find("pow2") != std::string::npos;
     huge_ = std::any_of(literals_.found.begin(), literals_.found.end(),
                         [](double v) { return std::abs(v) > kHugeNumber; });
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
@@ -270,7 +271,8 @@ class Verifier {
                                                      "mixed", "close", "rounded", "nasty"};
       t.wide = kind == 3;
       t.few_digits = t.style.powers = kind == 6;
-      t.values = kValues[kind];
+      // Where products of powers of two underflow, the smallest numbers show it.
+      t.values = kind == 4 && powers_ ? Values::kNasty : kValues[kind];
       t.style.nasty = t.values == Values::kNasty;
       t.name = kNames[kind];
     } else {
@@ -309,7 +311,7 @@ class Verifier {
       return Tried::kNothing;
     }
     std::string note;
-    if (t.extreme) note = make_extreme(*x.fn, inputs, rng_);
+    if (t.extreme) note = make_extreme(*x.fn, huge_, inputs, rng_);
     if (!exact_)  // the reals have one zero
       for (auto* tensors : {&inputs.tensors, &inputs.sources})
         for (auto& [name, tensor] : *tensors)
@@ -449,6 +451,7 @@ class Verifier {
   VerifyEffort effort_;
   Rng rng_;
   bool field_, exact_ = false, ranged_ = false, stateful_ = false;
+  bool powers_ = false;  // asks for powers of two
   bool huge_ = false;    // has numbers that only extreme values reach
   bool counts_ = false;  // has an op whose values grow with the length of an axis
   double delta_ = kDelta;

@@ -86,8 +86,9 @@ std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLit
 // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule changes
 // in the last digit; at float64 with all digits nothing is hidden.
 void add_digits(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
-// Scales one input, or all of them, by a large power of ten, up or down, and says which.
-std::string make_extreme(const Function& fn, EvalInputs<double>& inputs, Rng& rng);
+// Scales one input, or all of them, by a large power of ten, up or down, and says which. `largest`:
+// often up to the largest number.
+std::string make_extreme(const Function& fn, bool largest, EvalInputs<double>& inputs, Rng& rng);
 // Variables with a range get values from it unless `beyond`; assumed ranges only cut off what is
 // beyond them. False: a range has no value.
 bool limit_values(const RewriteRule& rule, const Function& fn, const RuleMatch& match, bool beyond,
