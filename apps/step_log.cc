@@ -18,8 +18,8 @@ StepLog::StepLog(const std::string& path) : file_(std::fopen(path.c_str(), "ae")
 // cpu_ms is the time that the engine's thread computed since its last step: less than the time that
 // has passed if it waited for a core, for another thread or for work.
 void StepLog::write(const std::string& model, const StepReport& s) {
-  thread_local double last = 0;
-  double cpu = thread_cpu_seconds();
+  const double cpu = thread_cpu_seconds();
+  thread_local double last = cpu;
   std::string line = fmt::format(
       "{{\"model\": {}, \"end\": {:.6f}, \"ms\": {:.3f}, \"cpu_ms\": {:.3f}, \"decodes\": {}, "
       "\"chunks\": {}, \"prompt_tokens\": {}, \"depth\": {:.0f}, \"predicted_ms\": {:.3f}, "

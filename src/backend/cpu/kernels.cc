@@ -67,7 +67,9 @@ void add_region_kernels(KernelList& list) {
   add_linears("cpu.region.linears", "q8a|bf16|f32", kQuantPanels, weight_types(kQuantPanels));
   add_linears("cpu.region.linears.float", "bf16|f32", kFloatPanels, "f32|f16");
   add_linears("cpu.region.linears.bf16", "bf16|f32", kFloatPanels, "bf16");
-  add_linears("cpu.region.linears.int16", "f32", kPairPanels, "int16_g128", "avx512");
+  for (const char* isa : {"avx512", "amx"})
+    add_linears(fmt::format("cpu.region.linears.{}.int16", isa), "f32", kPairPanels, "int16_g128",
+                isa);
   add_linears("cpu.region.linears.rows", "f32", kFileRows, weight_types(kFileRows));
   list.add(
       {.name = "cpu.region.rope_append",

@@ -140,13 +140,14 @@ void add_linear_kernels(KernelList& list) {
   for (const char* format : {"bf16", "f16"}) rounded("amx", format, kFloatPanels, kTileClass);
   for (const char* format : kIntegerFormats) rounded("amx", format, kQuantPanels, kTileClass);
   for (const char* format : kMinimumFormats) rounded("amx", format, kQuantPanels, kTileClass);
-  list.add({.name = "cpu.linear.int16",
-            .pattern = "linear(f32, weight int16_g128, weight *)",
-            .weight_layout = kPairPanels,
-            .numeric_class = kPairClass,
-            .needs = "avx512",
-            .cost = matrix_cost},
-           make_linear);
+  for (const char* isa : {"avx512", "amx"})
+    list.add({.name = fmt::format("cpu.linear.{}.int16", isa),
+              .pattern = "linear(f32, weight int16_g128, weight *)",
+              .weight_layout = kPairPanels,
+              .numeric_class = kPairClass,
+              .needs = isa,
+              .cost = matrix_cost},
+             make_linear);
   for (const MatrixForm& form : kMatrixForms) {
     list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
               .pattern = "linear(f32, weight " + form.weights() + ", weight *)",

@@ -7,6 +7,7 @@
 #include "backend/cpu/simd_avx512.h"
 
 #include "backend/cpu/kernel_table.h"
+#include "tensor/block_formats.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ using tokamak::cpu::PairProduct;
 using tokamak::cpu::XPairs4;
 
 constexpr int kMostPanels = 3;
-constexpr float kInt16Length = 46000.0f;  // tensor/block_formats.h
+using tokamak::kInt16Length;
 
 // Two values of a row with the weights of each panel. The compiler would load the values of all
 // rows first and run out of registers: the instructions stay together and in order.
@@ -143,6 +144,11 @@ void pack_pairs(const float* x, int64_t stride, int64_t n, int64_t k, XPairs4* o
     __m128 squares = _mm_loadu_ps(square);
     __m128 scale = _mm_max_ps(_mm_mul_ps(_mm_loadu_ps(peak), _mm_set1_ps(1.0f / 32767.0f)),
                               _mm_mul_ps(_mm_sqrt_ps(squares), _mm_set1_ps(1.0f / kInt16Length)));
+    // Squares of tiny numbers vanish: the length is then at most that of equal numbers.
+    const __m128 longest = _mm_mul_ps(_mm_loadu_ps(peak),
+                                      _mm_set1_ps(11.3137085f / kInt16Length));  // sqrt(kPairBlock)
+    scale = _mm_mask_max_ps(scale, _mm_cmp_ps_mask(squares, _mm_set1_ps(1e-30f), _CMP_LT_OQ), scale,
+                            longest);
     scale = _mm_add_ps(scale, _mm_mul_ps(squares, _mm_setzero_ps()));
     __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1e-37f), _CMP_NLT_UQ);  // or NaN
     _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));

@@ -224,6 +224,9 @@ void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) con
       for (int64_t i = 0; i < k; ++i, p += kPanel * size) tokamak::decode_row(dtype, p, out + i, 1);
       return;
     }
+    case Matrix::kPairPanel:
+      TK_CHECK(false, "rows of panels of int16 are not read one by one");
+      return;
     default:
       tokamak::decode_row(dtype, panels + row * (panel_bytes / kPanel), out, k);
   }

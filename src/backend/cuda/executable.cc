@@ -148,7 +148,7 @@ Ticket CudaExecutable::submit(const StepInputs& step) {
     }
     run(step);
   } catch (...) {
-    step_->error = std::current_exception();
+    fail_step();
   }
   return step_->ticket;
 }
@@ -196,8 +196,14 @@ void CudaExecutable::launch_waiting() {
   try {
     run(inputs);
   } catch (...) {
-    next.error = std::current_exception();
+    fail_step();
   }
+}
+
+// By what is thrown. Launches that were made may still use the pinned memory of the step.
+void CudaExecutable::fail_step() {
+  step_->error = std::current_exception();
+  driver().stream_wait(stream_.get());  // its errors do not matter
 }
 
 // Masks are kept until the logits are there, so that a grammar works while the device does.

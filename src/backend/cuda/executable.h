@@ -127,6 +127,7 @@ class CudaExecutable final : public Executable {
   Tensor tensor_of(const Argument& argument, std::span<const int64_t> symbols) const;
   void run(const StepInputs& step);
   void launch_waiting();
+  void fail_step();
   void run_phase(const StepInputs& step, size_t phase);
   bool may_follow(const StepInputs& step) const;
   bool resolve_ids(const StepInputs& step);

@@ -119,7 +119,7 @@ void quantize_activations(Module& module, Function& function, const PassContext&
     }
     return copy_node(to, node, inputs);
   });
-  if (mode != "auto" && products && !some && stored_f32)
+  if (mode != "auto" && products && !some && (stored_f32 || mode == "i16"))
     fail(ErrorCode::kUnsupported,
          "--activations {0}: {1} has no kernel that multiplies these weights with {0} "
          "activations; use auto or f32",

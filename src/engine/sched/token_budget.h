@@ -65,15 +65,20 @@ class TokenBudget {
     return std::clamp<int64_t>(fit({}, slack_ * 2 * alone(), start), 2, kLeastPrefill);
   }
   // Whether the next step should have no prompts, because the pace of this number of decodes was
-  // not measured, or not recently. True at most twice for each number: the first of two steps in
-  // flight is not measured yet when the second one is planned.
+  // not measured, or not recently. Twice at most where the number is new: the first of two steps
+  // in flight is not measured yet when the second one is planned. Prompts do not wait for more than
+  // three steps, however the number changes.
   bool measure_pace(int64_t decodes) {
     if (!bounded() || pace_factor_ == 0 || decodes == 0) return false;
     if (std::exchange(asked_, decodes) != decodes) asks_ = 0;
-    bool known = pace_.covers(decodes) || asks_ == 2;
-    if (known && ++mixed_ < (pace_.settled() ? kRefresh : kSettle)) return false;
+    bool known = pace_.covers(decodes) || asks_ == 2 || in_a_row_ >= 2;
+    if (known && ++mixed_ < (pace_.settled() ? kRefresh : kSettle)) {
+      in_a_row_ = 0;
+      return false;
+    }
     if (!known) ++asks_;
     mixed_ = 0;
+    ++in_a_row_;
     return true;
   }
   // A step took this long.
@@ -132,6 +137,7 @@ class TokenBudget {
   DecodePace pace_;
   int64_t asked_ = 0;             // the number of decodes that measure_pace() was called with
   int asks_ = 0;                  // steps without prompts that were meant to measure it
+  int in_a_row_ = 0;              // of these, of any number of decodes
   int mixed_ = 0;                 // steps since then
   double slack_ = 1;              // how much longer than predicted the last steps took
   double spread_ = kLeastSpread;  // ... and the slowest of many

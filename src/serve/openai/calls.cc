@@ -97,15 +97,6 @@ Value argument_schema(const Value& function, bool strict) {
   }
 }
 
-std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
-                                                         const ServedModel& model) {
-  const bool strict = is_strict(tool);
-  GrammarSource source{Kind::kJsonSchema,
-                       dump_json(argument_schema(tool.at("function"), forced || strict))};
-  source.strict = strict;
-  return compile_grammar(source, "tools", model);
-}
-
 // A call of the function.
 Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
                   bool strict) {
@@ -139,14 +130,25 @@ std::shared_ptr<const grammar::Grammar> compile_calls(const GrammarSource& sourc
   } catch (const ApiError& e) {
     std::string message = e.what();
     for (const SchemaPlace& place : places) {
-      const std::string before = "the JSON schema, ", found = before + place.path + "/";
-      const size_t at = message.find(found);
-      if (at == message.npos) continue;
-      message.replace(at, found.size(), fmt::format("function '{}': {}#/", place.function, before));
+      const std::string before = "the JSON schema, ", found = before + place.path;
+      const size_t at = message.find(found), end = at + found.size();
+      if (at == message.npos || end >= message.size() ||
+          std::string_view("/:").find(message[end]) == std::string_view::npos)
+        continue;
+      message.replace(at, found.size(), fmt::format("function '{}': {}#", place.function, before));
       break;
     }
     throw ApiError(e.status(), std::move(message), e.param(), e.error_code());
   }
+}
+
+std::shared_ptr<const grammar::Grammar> argument_grammar(const Value& tool, bool forced,
+                                                         const ServedModel& model) {
+  const bool strict = is_strict(tool);
+  GrammarSource source{Kind::kJsonSchema,
+                       dump_json(argument_schema(tool.at("function"), forced || strict))};
+  source.strict = strict;
+  return compile_calls(source, {{tool.at("function").at("name").as_string(), "#"}}, model);
 }
 
 // A call of one of the tools. `forced`: arguments follow the schema in all of them, not only in

@@ -141,6 +141,8 @@ TEST(Prepare, ArgumentsAreObjects) {
       EXPECT_NE(std::string_view(e.what()).find(", #/properties/x/uniqueItems: "),
                 std::string_view::npos)
           << e.what();
+      EXPECT_NE(std::string_view(e.what()).find("function 'f': "), std::string_view::npos)
+          << e.what();
     }
   }
 }

@@ -154,8 +154,7 @@ ExprId one_call(Ir& ir, const CallFormat& format, const Value& tool, const Spell
       (*notation.syntax).*texts = spell((*notation.syntax).*texts);
   const std::string& name = tool.at("name").as_string();
   if (!can_write(format, name))
-    fail(ErrorCode::kInvalidArgument,
-         "the name of the function '{}' cannot be written in the model's format of calls", name);
+    fail(ErrorCode::kInvalidArgument, "the name cannot be written in the model's format of calls");
   Value schema = object_schema(tool.at("parameters"));
   if (tool.at("parameters").is_null() && notation.syntax && !notation.syntax->value_end.empty()) {
     schema.set("additionalProperties", Value::Object{{"type", "string"}});
@@ -235,8 +234,11 @@ Ir call_grammar(std::string_view format, const Value& tools,
   Ir ir;
   RuleId root = ir.add_rule("calls");
   std::vector<ExprId> calls;
-  for (const Value& tool : tools.as_array())
-    calls.push_back(one_call(ir, *found, tool, spell, strict));
+  for (const Value& tool : tools.as_array()) try {
+      calls.push_back(one_call(ir, *found, tool, spell, strict));
+    } catch (const Error& e) {
+      fail(e.code(), "function '{}': {}", tool.at("name").as_string(), e.what());
+    }
   ExprId body = ir.alt(std::move(calls));
   if (found->list) {
     RuleId one = ir.add_rule("a call");

@@ -175,13 +175,13 @@ TK_KERNEL(op_gate, GateArgs, kElementThreads) {
 
 // What the positions of a step's rows are turned by, for all layers.
 TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
+  wait_for_earlier();
   int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (i < a.rows * a.half) {
     double angle = double(a.pos[i / a.half]) * double(a.frequencies[i % a.half]);
     a.turns[2 * i] = static_cast<float>(cos(angle) * double(a.scale));
     a.turns[2 * i + 1] = static_cast<float>(sin(angle) * double(a.scale));
   }
-  wait_for_earlier();  // a launch that waits for this one relies on those before it too
 }
 
 // A lane turns columns i = 2 * lane and the next, each with the one that is half a head further:

@@ -26,7 +26,8 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // A kernel that is launched with overlap may start before earlier launches have finished; it has to
 // call this, in every thread, before it reads what they write or writes what they read. Inputs of
-// the step are not written by launches.
+// the step are written by a launch too (stage_inputs): before the call, only those kernels read
+// them that follow a launch without overlap.
 TK_DEVICE void wait_for_earlier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
