@@ -205,6 +205,16 @@ struct SimulatedMachine {
   }
 };
 
+// However the number of decodes changes, prompts do not wait for long.
+TEST(TokenBudget, NumbersOfDecodesThatAlternateDoNotStarvePrompts) {
+  TokenBudget budget(2048, 10 * kMillisecond, 2.6);
+  int waited = 0;
+  for (int64_t step = 0; step < 100; ++step) {
+    waited = budget.measure_pace(1 + step % 2) ? waited + 1 : 0;
+    EXPECT_LE(waited, 3) << "step " << step;
+  }
+}
+
 // No step exceeds the target by more than a tenth: at any depth, after jumps, after steps without
 // decodes that may take longer. And the time is used.
 TEST(TokenBudget, PredictsTheTimeOfChunks) {
