@@ -60,11 +60,15 @@ def prompts_of(args):
 
 
 def step_columns(args, start, end, settle):
-    """Processor time of the engine's thread per step that decodes: the median before `start`, and the longest one from `start` to `end`."""
+    """Processor time of the engine's thread per step that decodes: the median before `start`, and the longest one from `start` to `end`.
+    Empty if no such step ended in one of these periods."""
     log = [json.loads(line) for line in open(args.step_log).read().split("\n")[:-1]]
     times = lambda a, b: [step["cpu_ms"] for step in log if a < step["end"] <= b and step["decodes"]]
-    before = statistics.median(times(start - settle, start))
-    return {"cpu_before_ms": before, "cpu_worst_ms": max(times(start, end)), "cpu_worst_by_before": max(times(start, end)) / before}
+    quiet, during = times(start - settle, start), times(start, end)
+    if not quiet or not during:
+        return {}
+    before, worst = statistics.median(quiet), max(during)
+    return {"cpu_before_ms": before, "cpu_worst_ms": worst, "cpu_worst_by_before": worst / before}
 
 
 def step_ratios(server):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if a file of the repository names a path of one machine, has odd bytes, or uses turns that CONTRIBUTING.md rejects."""
+"""Fails if a file of the repository names a path of one machine, has odd bytes or a placeholder, or uses turns that CONTRIBUTING.md rejects."""
 import pathlib
 import re
 import subprocess
@@ -9,6 +9,7 @@ import sys
 MACHINE_PATHS = re.compile("|".join([
     "/work" + r"/(?:main|shared|\.)", "/tmp" + "/desk", r"(?<![\w.])/root" + "/", r"(?<![\w.])/home" + r"/\w+/", r"\.\./" + "shared/",
 ]))
+PLACEHOLDER = re.compile(r"\bTODO" + r"_\w*")
 # Turns that readers have to decode; CONTRIBUTING.md ("Language") says what to write instead. None of them has a proper use
 # in this repository. At most CEILING lines may have one: lower it when you rewrite some.
 TURNS = re.compile("|".join([
@@ -26,6 +27,8 @@ def check_text(name, text):
     for number, line in enumerate(text.split("\n"), 1):
         if found := MACHINE_PATHS.search(line):
             yield f"{name}:{number}: names a path of one machine: {found.group(0)}"
+        if found := PLACEHOLDER.search(line):
+            yield f"{name}:{number}: has a placeholder: {found.group(0)}"
         if line.endswith("\r"):
             yield f"{name}:{number}: ends in a carriage return"
 
@@ -48,9 +51,9 @@ def files(root):
 
 
 def main():
-    bad = "cd /tmp" + "/desk\nok\r\n"
+    bad = "cd /tmp" + "/desk\nok\r\nTODO" + "_FIGURE\n"
     turns = "The matrices behind" + " them\nare ma" + "de of rows\nthat follow\n"
-    if len(list(check_text("self-test", bad))) != 2 or len(list(check_turns("self-test", turns))) != 2:
+    if len(list(check_text("self-test", bad))) != 3 or len(list(check_turns("self-test", turns))) != 2:
         sys.exit("check_text: the self-test failed")
     root = pathlib.Path(__file__).resolve().parent.parent
     messages, turns, count = [], [], 0

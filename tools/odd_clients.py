@@ -20,8 +20,10 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/http")]
 import served  # noqa: E402
+from sockets import Sockets, read_all  # noqa: E402
 
 CASES = []
 LINGER = struct.pack("ii", 1, 0)  # closing resets the connection
@@ -38,6 +40,13 @@ class Server(served.Server, Sockets):
         self.log = self.folder / "requests.jsonl"
         with open(self.folder / "stderr", "a") as stderr:
             super().__init__(args.tokamak, args.model, "--context", 2048, "--batch-dir", self.folder / "batch", "--request-log", self.log, *flags, stderr=stderr)
+
+    def connect(self, timeout=90, **more):
+        """Cases with slow clients, or with many, take longer than the tests for which Sockets was written."""
+        return super().connect(timeout, **more)
+
+    def raw(self, *pieces, timeout=90, **more):
+        return super().raw(*pieces, timeout=timeout, **more)
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)

@@ -65,7 +65,7 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   keep_phase(plan);
 }
 
-// Packs what the plan reads into pinned memory and copies it in one piece.
+// Packs what the plan reads into pinned memory, from which one kernel (stage_inputs) copies it.
 void CudaExecutable::stage_inputs(const Prepared& p, bool ids_on_device) {
   const StepInputs& in = binder_.inputs();
   size_t total = 0;

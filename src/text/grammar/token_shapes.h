@@ -10,7 +10,7 @@
 
 namespace tokamak::grammar {
 
-// Sets of characters that stand for one of them.
+// Classes of characters; one member stands for all of them.
 enum Symbol : uint8_t { kLower = 1, kUpper = 2, kDigit = 4, kPlainCharacter = 8 };
 
 // Texts in which characters are replaced by symbols, as a trie. Most grammars treat all characters
