@@ -407,9 +407,7 @@ class Flags(unittest.TestCase):
         self.assertEqual(sum(step["prompt_tokens"] for step in steps), usage["prompt_tokens"])
         self.assertEqual(sum(step["decodes"] for step in steps), usage["completion_tokens"] - 1)
         for step in steps:
-            for name in "ms", "cpu_ms":
-                self.assertIsInstance(step[name], (int, float))
-                self.assertGreaterEqual(step[name], 0)
+            self.assertGreaterEqual(min(step["ms"], step["cpu_ms"]), 0)
 
     def test_content_and_control_tokens(self):
         with Serve(LLAMA) as s:
