@@ -58,7 +58,9 @@ Value dispatch_value(const DispatchStats& d) {
       {"padded_rows", d.padded_rows},
       {"padding_waste",
        all > 0 ? static_cast<double>(d.padded_rows) / static_cast<double>(all) : 0.0},
-      {"compiles", d.compiles}};
+      {"compiles", d.compiles},
+      {"graphs", d.graphs},
+      {"captures", d.captures}};
 }
 
 // The share of a stack of experts that a step reads when every token uses `used` of them: one

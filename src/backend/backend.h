@@ -129,9 +129,9 @@ class Backend {
   virtual std::span<const KernelDesc> kernels() const = 0;             // preferred first
   virtual std::span<const LaunchDesc> launches() const { return {}; }  // of many calls at once
   virtual StorageWish storage() const { return {}; }  // read by the pass choose-storage
-  // True: the backend captures plans with their shapes, so the compiler plans buckets in which
-  // every symbol is padded to a fixed value (Shapes::kFixed).
-  virtual bool wants_fixed_shapes() const { return false; }
+  // Decode steps of more sequences are padded to a few sizes (decode_guards()), for backends that
+  // capture a step with its shape. 0: none is.
+  virtual int64_t pads_decode_above() const { return 0; }
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 

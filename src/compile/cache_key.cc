@@ -26,10 +26,11 @@ void add_options(Hash128& hash, const CompileOptions& o) {
                max_logit_rows, context, max_context, longest, merge_adapters, adapter_slots,
                adapter_rank, exit_layers, layer_logits, pooling, materialized_prefill, tree_mask,
                verify, passes, disabled_passes, dump_after, rules, machine, fusion, eager, autotune,
-               shapes, buckets, dump, load_trial, after_pass] = o;
-  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", activations, storage,
+               shapes, buckets, pads_decode_above, dump, load_trial, after_pass] = o;
+  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", activations, storage,
                        dtype_name(kv_dtype), block_size, max_sequences, max_tokens, max_logit_rows,
-                       context, tree_mask, eager, autotune, static_cast<int>(shapes)));
+                       context, tree_mask, eager, autotune, static_cast<int>(shapes),
+                       pads_decode_above));
   if (materialized_prefill) hash.add("materialized prefill");
   for (int k : verify) hash.add(fmt::format("verify {}", k));
   for (int64_t b : buckets) hash.add(fmt::format("bucket {}", b));

@@ -75,6 +75,7 @@ struct CompileOptions {
   bool autotune = false;
   Shapes shapes = Shapes::kAuto;
   std::vector<int64_t> buckets;     // of T, for kBuckets and kFixed; empty: 1, 8, 16, 32, 64, ...
+  int64_t pads_decode_above = 0;    // as the backend says (Backend::pads_decode_above), for kAuto
   std::shared_ptr<StageDump> dump;  // receives the output of each stage; may be null
   TrialLoader load_trial;  // for autotune (compile/autotune.h); compile_model() and bundles set it
   // Called after each pass, also for passes that are off; may be empty.

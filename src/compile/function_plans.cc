@@ -58,7 +58,7 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
 }  // namespace
 
 CompileOptions options_for(CompileOptions options, const Backend& backend) {
-  options.shapes = chosen_shapes(options, backend);
+  options.pads_decode_above = backend.pads_decode_above();
   // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
   // would differ.
   if (options.eager && options.passes.empty())

@@ -57,11 +57,6 @@ Shapes shapes_from_name(std::string_view name) {
        fmt::join(kShapeNames, ", "));
 }
 
-Shapes chosen_shapes(const CompileOptions& options, const Backend& backend) {
-  bool fixed = options.shapes == Shapes::kAuto && backend.wants_fixed_shapes() && !options.eager;
-  return fixed ? Shapes::kFixed : options.shapes;
-}
-
 std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_t> tiers,
                                      int64_t max) {
   std::vector<ShapeRange> out;
@@ -99,9 +94,31 @@ Guards step_guards(const CompileOptions& o) {
   return out;
 }
 
+// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 32.
+std::vector<ShapeRange> padded_decode_ranges(int64_t above, int64_t most) {
+  std::vector<ShapeRange> out;
+  int64_t lo = above + 1;
+  for (auto [multiple, up_to] : {std::pair<int64_t, int64_t>{8, kRowsOfMultiples}, {32, most}}) {
+    const int64_t hi = std::min(up_to, most) / multiple * multiple;
+    if (hi < lo) continue;
+    out.push_back({lo, hi, hi, multiple});
+    lo = hi + 1;
+  }
+  return out;
+}
+
 Guards decode_guards(const CompileOptions& o) {
   Guards out;
-  for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
+  const int64_t most = std::min(o.max_sequences, o.max_logit_rows);
+  constexpr int64_t kFew = 8;
+  std::vector<ShapeRange> ranges = shape_ranges(o, {1, kFew}, most);
+  if (o.shapes == Shapes::kAuto && !o.eager && o.pads_decode_above > 0 && most > kFew) {
+    const std::vector<ShapeRange> padded = padded_decode_ranges(o.pads_decode_above, most);
+    const bool all = o.pads_decode_above <= kFew && !padded.empty() && padded.back().hi == most;
+    ranges.insert(ranges.end() - 1, padded.begin(), padded.end());
+    if (all) ranges.pop_back();  // the plan for any number
+  }
+  for (const ShapeRange& b : ranges) {
     out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});
     if (o.tree_mask) out.back().push_back({"M", 1, 1, 1});
   }

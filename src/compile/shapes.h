@@ -16,9 +16,6 @@ struct ShapeRange {
 std::vector<ShapeRange> shape_ranges(const CompileOptions& options, std::vector<int64_t> tiers,
                                      int64_t max);
 
-// Shapes::kAuto becomes Shapes::kFixed for a backend that wants fixed shapes.
-Shapes chosen_shapes(const CompileOptions& options, const Backend& backend);
-
 // One guard per plan, most specific first. With draft trees every plan reads the mask, whose width
 // is the symbol M.
 using Guards = std::vector<std::vector<GuardRange>>;

@@ -8,22 +8,6 @@
 namespace tokamak {
 namespace {
 
-// A device that captures plans with their shapes; everything else is ref's.
-class CapturingBackend final : public Backend {
- public:
-  std::string_view name() const override { return "capturing"; }
-  std::string isa() const override { return ref_->isa(); }
-  std::span<const KernelDesc> kernels() const override { return ref_->kernels(); }
-  bool wants_fixed_shapes() const override { return true; }
-  std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
-                                   const LoadOptions& options) override {
-    return ref_->load(plans, weights, options);
-  }
-
- private:
-  std::unique_ptr<Backend> ref_ = make_backend("ref");
-};
-
 CompileOptions small_options() {
   CompileOptions o;
   o.max_sequences = 8;
@@ -32,13 +16,27 @@ CompileOptions small_options() {
   return o;
 }
 
-TEST(Shapes, ABackendAsksForFixedShapes) {
+TEST(Shapes, ABackendAsksForPaddedDecodeSteps) {
   CompileOptions o = small_options();
-  CapturingBackend capturing;
-  EXPECT_EQ(chosen_shapes(o, capturing), Shapes::kFixed);
-  EXPECT_EQ(chosen_shapes(o, *make_backend("ref")), Shapes::kAuto);
+  o.max_sequences = o.max_logit_rows = 100;
+  auto sizes = [&](const CompileOptions& options) {
+    std::vector<std::string> out;
+    for (const auto& guard : decode_guards(options))
+      out.push_back(fmt::format("{}-{} pad {} x{}", guard[0].lo, guard[0].hi, guard[0].pad,
+                                guard[0].multiple));
+    return fmt::format("{}", fmt::join(out, ", "));
+  };
+  EXPECT_EQ(sizes(o), "1-1 pad 0 x1, 1-8 pad 0 x1, 1-100 pad 0 x1");
+  o.pads_decode_above = make_backend("cuda")->pads_decode_above();
+  EXPECT_EQ(sizes(o),
+            "1-1 pad 0 x1, 1-8 pad 0 x1, 9-64 pad 64 x8, 65-96 pad 96 x32, 1-100 pad 0 x1");
+  o.max_sequences = 24;
+  EXPECT_EQ(sizes(o), "1-1 pad 0 x1, 1-8 pad 0 x1, 9-24 pad 24 x8");
+  o.max_sequences = 8;
+  EXPECT_EQ(sizes(o), "1-1 pad 0 x1, 1-8 pad 0 x1");
+  o.max_sequences = 100;
   o.shapes = Shapes::kDynamic;
-  EXPECT_EQ(chosen_shapes(o, capturing), Shapes::kDynamic);
+  EXPECT_EQ(sizes(o), "1-100 pad 0 x1");
 }
 
 TEST(Shapes, FixedShapesPadEverySymbol) {

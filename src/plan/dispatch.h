@@ -19,6 +19,8 @@ struct DispatchStats {
   int64_t rows = 0;         // tokens of all steps, without padding
   int64_t padded_rows = 0;  // rows of padding
   int64_t compiles = 0;     // plans that the process made after loading: stays 0
+  int64_t graphs = 0;       // steps that a GPU replayed as a graph
+  int64_t captures = 0;     // graphs that were made during steps
 };
 
 // The number of plans that this process has made. Thread-safe; the planner counts each plan.

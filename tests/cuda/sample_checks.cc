@@ -28,7 +28,11 @@ class DeviceSampler {
         vocab_(vocab),
         logits_(static_cast<size_t>(rows) * static_cast<size_t>(vocab) * 4),
         params_(static_cast<size_t>(rows) * sizeof(SampleRowParams)),
-        tokens_(static_cast<size_t>(rows) * 4) {}
+        tokens_(static_cast<size_t>(rows) * 4),
+        token_address_(sizeof(DeviceAddress)) {
+    const DeviceAddress address = tokens_.address();
+    token_address_.write(&address, sizeof address);
+  }
   void load(const std::vector<float>& logits, const std::vector<SampleRowParams>& params) {
     logits_.write(logits.data(), logits.size() * 4);
     params_.write(params.data(), params.size() * sizeof(SampleRowParams));
@@ -37,7 +41,7 @@ class DeviceSampler {
     SampleLaunch l{};
     l.logits = logits_.as<float>();
     l.rows = params_.as<SampleRowParams>();
-    l.tokens = tokens_.as<int32_t>();
+    l.host_tokens = token_address_.as<int32_t*>();
     l.vocab = vocab_;
     void* arguments[] = {&l};
     check(driver().launch(function_, static_cast<unsigned>(rows), 1, 1, kSampleThreads, 1, 1, 0,
@@ -54,7 +58,7 @@ class DeviceSampler {
   KernelModule module_;
   Handle function_;
   int vocab_;
-  Buffer logits_, params_, tokens_;
+  Buffer logits_, params_, tokens_, token_address_;
 };
 
 std::vector<SampleSpec> all_specs() {

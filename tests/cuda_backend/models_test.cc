@@ -113,14 +113,21 @@ TEST_P(CudaModels, LogitBitsDoNotDependOnBatching) {
   if (!on_gpu() &&
       std::find(std::begin(kEmulated), std::end(kEmulated), GetParam()) == std::end(kEmulated))
     return;
-  ModelRunner runner(path_, {.backend = "cuda", .storage = "f32", .kv_dtype = DType::kF16});
+  ModelRunner runner(
+      path_, {.backend = "cuda", .storage = "f32", .kv_dtype = DType::kF16, .sequences = 24});
   auto whole = runner.all_logits(0, ids_, 64);
+  std::vector<ModelRunner::Part> many;  // padded to 16
+  for (int32_t s = 6; s < 17; ++s) many.push_back({s, {}});
   EXPECT_EQ(runner.all_logits(1, ids_, 5), whole) << "chunks of 5";
   for (size_t i = 0; i < ids_.size(); ++i)
     EXPECT_EQ(runner.decode({{2, {ids_[i]}}})[0], whole[i]) << "decode, token " << i;
   for (size_t i = 0; i + 1 < ids_.size(); ++i) {
     auto rows = runner.step({{3, {ids_[i]}}, {4, {ids_[i]}}, {5, {ids_[i]}}});
     for (const auto& row : rows) EXPECT_EQ(row, whole[i]) << "three at a time, token " << i;
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    for (ModelRunner::Part& part : many) part.ids = {ids_[i]};
+    for (const auto& row : runner.decode(many)) EXPECT_EQ(row, whole[i]) << "padded, token " << i;
   }
 }
 

@@ -212,6 +212,7 @@ void StepBinder::pad(const StepInputs& step, const Facts& facts, const Shape& sh
   padded_.out_rows = step.out_rows;
   padded_.tables = step.tables;
   padded_.inputs = step.inputs;
+  padded_.ids.resize(index(shape.tokens));  // see ids()
   padded_.pos.resize(index(shape.tokens), 0);
   padded_.slot.resize(index(shape.tokens), -1);
   padded_.mask_width = static_cast<int32_t>(shape.mask_width);
@@ -265,8 +266,7 @@ void StepBinder::count(const StepInputs& step, size_t plan) {
                            step.sequences(), step.out_rows.size(), plan, (*stats_.names)[plan]));
 }
 
-void StepBinder::apply_bucket(const StepInputs& own, const Facts& facts) {
-  Shape shape = padded_shape(facts, own);
+void StepBinder::apply_bucket(const StepInputs& own, const Facts& facts, const Shape& shape) {
   pad(own, facts, shape);
   for (size_t i = 0; i < values_.size(); ++i) values_[i] = facts.pads[i].apply(values_[i]);
   for (auto [symbol, value] : {std::pair{t_, shape.tokens},
@@ -292,10 +292,25 @@ int StepBinder::bind(const StepInputs& step, size_t phase) {
          own.tokens(), own.sequences(), own.out_rows.size(), own.function);
   count(own, index(plan));
   const Facts& facts = facts_[index(plan)];
-  if (facts.bucket) apply_bucket(own, facts);
+  if (facts.bucket) apply_bucket(own, facts, padded_shape(facts, own));
   ids_.assign(own.ids.begin(), own.ids.end());
   ids_.resize(inputs_->pos.size(), 0);  // rows of padding have id 0
   return plan;
+}
+
+void StepBinder::bind_padding(size_t plan, int64_t sequences) {
+  const Facts& facts = facts_[plan];
+  TK_CHECK(facts.rows_per_sequence == 1 && facts.all_rows_out, "{} is not for one row per sequence",
+           plan_name(plans_.plans[plan]));
+  nothing_.function = plans_.plans[plan].function;
+  nothing_.q_start = {0};
+  nothing_.tables.assign(plans_.groups.size(), {{}, 1});
+  nothing_.mask_width = m_ >= 0 ? 1 : 0;
+  phase_ = &nothing_;
+  set_symbols(nothing_);
+  own_values_ = values_;
+  apply_bucket(nothing_, facts, {sequences, sequences, sequences, nothing_.mask_width});
+  ids_.assign(index(sequences), 0);
 }
 
 InputView StepBinder::input(size_t i) const {

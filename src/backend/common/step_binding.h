@@ -35,6 +35,9 @@ class StepBinder {
   // admits it. The binder refers to `step` until the next bind(): phase(), inputs() and input() are
   // for use while it lives, that is inside Executable::submit().
   int bind(const StepInputs& step, size_t phase = 0);
+  // Binds rows of padding alone to a plan that has one row per sequence: for executables that
+  // prepare such a plan before the first step.
+  void bind_padding(size_t plan, int64_t sequences);
 
   std::span<const int64_t> symbols() const { return values_; }  // in the order of PlanSet::symbols
   std::span<const int64_t> own_symbols() const { return own_values_; }  // without padding
@@ -52,6 +55,7 @@ class StepBinder {
 
   const StepChecker& checker() const { return checker_; }
   const DispatchStats& stats() const { return stats_; }
+  DispatchStats& stats() { return stats_; }
 
  private:
   // Where an input of the plans is in a step.
@@ -99,7 +103,7 @@ class StepBinder {
   int choose(const StepInputs& step) const;
   void pad(const StepInputs& step, const Facts& facts, const Shape& shape);
   void pad_tensors(const StepInputs& step);
-  void apply_bucket(const StepInputs& own, const Facts& facts);
+  void apply_bucket(const StepInputs& own, const Facts& facts, const Shape& shape);
   void count(const StepInputs& step, size_t plan);
 
   const PlanSet& plans_;
@@ -110,7 +114,7 @@ class StepBinder {
   std::vector<int64_t> values_, own_values_;
   std::vector<Facts> facts_;  // per plan
   PhaseCutter cutter_;
-  StepInputs padded_;
+  StepInputs padded_, nothing_;
   const StepInputs *phase_ = nullptr, *inputs_ = nullptr;
   std::vector<int32_t> ids_;
   DispatchStats stats_;

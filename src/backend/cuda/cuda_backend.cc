@@ -36,6 +36,7 @@ class CudaBackend final : public Backend {
   std::span<const LaunchDesc> launches() const override { return launches_; }
   // 16-bit products run on tensor cores at full speed; sums and logits stay f32.
   StorageWish storage() const override { return {.activations = DType::kBF16}; }
+  int64_t pads_decode_above() const override { return cuda::kMaxBatch; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
     return std::make_unique<cuda::CudaExecutable>(plans, weights, options);

@@ -168,8 +168,9 @@ void add_attend(const AttendArgs& a, LaunchList& list) {
 
 // Divides the keys among more blocks where there are too few for the GPU; add_join() then has to
 // follow. The number of parts.
-int64_t split_keys(AttendArgs& a, const CallSite& site, int64_t blocks) {
+int64_t split_keys(AttendArgs& a, const CallSite& site, int64_t blocks, LaunchList& list) {
   constexpr int64_t kEnoughBlocks = 2 * 132;
+  list.depend_on_segments();
   int64_t parts = 1;
   while (parts < site.step.segments && blocks * parts < kEnoughBlocks &&
          partial_bytes(a.rows, a.heads, 2 * parts, a.dv) <= site.scratch.bytes)
@@ -191,7 +192,7 @@ void emit_flash(AttendArgs args, const CallSite& site, LaunchList& list) {
   const char* masked = args.mask ? "masked_" : "";
   const int64_t tiles = args.rows / kFlashRows + args.sequences;  // at most
   // Without a mask a row has the same bits in every step: its keys are not divided.
-  const int64_t parts = args.mask ? split_keys(args, site, tiles * args.heads) : 1;
+  const int64_t parts = args.mask ? split_keys(args, site, tiles * args.heads, list) : 1;
   list.add_overlapped("op_flash", fmt::format("op_flash_{}{}_{}", masked, args.d, type),
                       {tiles, args.heads, parts}, kFlashThreads, args,
                       (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
@@ -208,7 +209,7 @@ bool takes_latent(const AttendArgs& a) {
 }
 void emit_latent_heads(AttendArgs a, const CallSite& site, LaunchList& list) {
   const int64_t groups = (a.heads + kLatentHeads - 1) / kLatentHeads;
-  const int64_t parts = split_keys(a, site, a.rows * groups);
+  const int64_t parts = split_keys(a, site, a.rows * groups, list);
   const int shared =
       (kLatentHeads + 2 * kLatentKeys) * (kLatentC + kLatentE) * 2 + kLatentHeads * kLatentKeys * 4;
   list.add("op_latent", a.value.type == DType::kF16 ? "op_latent_f16" : "op_latent_bf16",
@@ -245,6 +246,7 @@ void emit_attend(const CallSite& site, LaunchList& list) {
   if (takes_decode(args, site)) return emit_decode(args, site, list);
   if (takes_latent(args)) return emit_latent_heads(args, site, list);
   int64_t rows = args.rows, heads = args.heads, segments = site.step.segments;
+  list.depend_on_segments();
   Grid grid{warp_blocks(heads), rows};
   bool split = segments > 1 && rows * heads < kEnoughWarps &&
                partial_bytes(rows, heads, segments, args.dv) <= site.scratch.bytes;

@@ -59,10 +59,13 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   measure_products();
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
+  tables_.resize(plans_.groups.size());
+  make_graphs();
   ledger_.weights = weights_.bytes();
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes();
   ledger_.scratch = scratch_.bytes() + kept_.bytes() + last_tokens_.bytes();
+  for (const BlockTable& table : tables_) ledger_.scratch += table.memory.bytes();
   if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
   if (table_sampler_) ledger_.other += table_sampler_->bytes();
   if (blas_) ledger_.other += blas_->bytes();
@@ -113,6 +116,9 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
     if (output.name == kLayerLogits && output.arg.dtype != DType::kF32)
       fail(ErrorCode::kUnsupported, "the logits of layers are not in f32");
   }
+  if (groups.size() > kMostTables)
+    fail(ErrorCode::kUnsupported, "plan {} reads {} groups of blocks; the cuda backend takes {}",
+         plan_name(plan), groups.size(), kMostTables);
   out.inputs.assign(inputs.begin(), inputs.end());
   out.groups.assign(groups.begin(), groups.end());
   using Step = LayerLaunches::Step;

@@ -15,6 +15,7 @@
 #include "backend/cuda/kv_pool.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/layer_launches.h"
+#include "backend/cuda/sample.h"
 #include "backend/cuda/stream_decoder.h"
 #include "backend/cuda/table_sampler.h"
 
@@ -23,8 +24,9 @@ namespace tokamak::cuda {
 // Owns weights, cache, arena and scratch on the device. submit() copies the step's inputs in one
 // piece, launches the plan's calls on one stream and returns; collect() waits for the tokens, or
 // for the logits where the host has to choose. The launches of a plan are prepared when its shape
-// changes; a shape that repeats is captured as a graph. A step runs in the first of its plan's
-// launches (Plan::launches) that takes it, else call by call. Used by one thread at a time.
+// changes; a shape that repeats is captured as a graph. Graphs of decode steps, which are padded to
+// a few sizes, are made when the model is loaded. A step runs in the first of its plan's launches
+// (Plan::launches) that takes it, else call by call. Used by one thread at a time.
 //
 // Two steps may be in flight. The second one is queued on the device at once if the device itself
 // chooses the tokens that it continues (may_follow()); else a copy of it is kept and launched when
@@ -48,7 +50,7 @@ class CudaExecutable final : public Executable {
   const MemoryLedger& memory() const override { return ledger_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
   // For tools and tests.
-  int64_t graph_launches() const { return graph_launches_; }
+  int64_t graph_launches() const { return dispatch().graphs; }
   int64_t streamed_steps() const { return streamed_steps_; }
   int64_t layered_steps() const { return layered_steps_; }
   int64_t rows_chosen_on_host() const { return host_rows_; }
@@ -70,6 +72,7 @@ class CudaExecutable final : public Executable {
     LaunchList launches;
     std::unique_ptr<StepGraph> graph;
     int64_t runs = 0, last_run = 0;
+    bool of_load = false;  // it was made when the model was loaded, and is kept
   };
   enum class OutputKind : uint8_t { kLogits, kLayerLogits, kHidden, kOther };
   // Inputs of a plan that the persistent kernel and the fused layers read, as members of
@@ -135,10 +138,13 @@ class CudaExecutable final : public Executable {
   InFlight& other() { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
   const InFlight& other() const { return in_flight_[step_ == &in_flight_[0] ? 1 : 0]; }
   void choose_path(uint32_t plan);
+  bool profiled() const { return profile_ && profile_->on; }
   size_t extra_bytes() const;
-  void stage_inputs(const Prepared& p, bool ids_on_device);
+  void reserve_tables(const StepInputs& in);
+  void place_inputs(const Prepared& p);
+  size_t place_table(uint32_t group, size_t at);
   size_t stage_extras(size_t at);
-  void launch_staging(const Prepared& p, size_t bytes, bool ids_on_device);
+  void stage_inputs(const Prepared& p, bool ids_on_device);
   void launch_stream(const Prepared& p);
   void add_sampling(const Prepared& p, LaunchList& list) const;
   LayerLaunches::Step step_of(const Prepared& p) const;
@@ -149,6 +155,9 @@ class CudaExecutable final : public Executable {
   void choose_on_host(SampleArgs args, const SampleTable& table, int64_t row, SampleTokens& out);
   const float* host_logits();
   Shaped& shape(Prepared& p);
+  void forget_shape(Prepared& p);
+  void make_graphs();
+  void make_graph(uint32_t plan, int64_t sequences, Chooser chooser);
   bool takes_stream(const StreamDecoder& decoder) const;
   bool takes_layers(const Prepared& p) const;
   void make_launches();
@@ -176,12 +185,19 @@ class CudaExecutable final : public Executable {
   std::unique_ptr<StreamDecoder> streams_[2];  // by LaunchKind
   std::vector<std::string> symbols_;
   Buffer arena_, scratch_, kept_, inputs_;
-  Buffer last_tokens_;  // [max_rows]: the last token that sample_rows chose for a row
+  struct BlockTable {
+    Buffer memory;
+    int64_t rows = 0;
+    int32_t stride = 0;
+  };
+  std::vector<BlockTable> tables_;  // by group
+  Buffer last_tokens_;              // [max_rows]: the last token that sample_rows chose for a row
   std::vector<Prepared> prepared_;
 
   // The step that is being bound.
   std::vector<DeviceAddress> input_at_;  // by input of the PlanSet
   StepView view_;
+  StageLaunch staging_{};
   std::vector<int64_t> key_;
   DeviceAddress states_ = 0;                                  // of the persistent kernel
   DeviceAddress sampling_ = 0, host_tokens_ = 0, peaks_ = 0;  // of sample_rows
@@ -196,8 +212,7 @@ class CudaExecutable final : public Executable {
   InFlight* step_ = &in_flight_[0];  // the one being launched or finished
   std::vector<float> converted_;
   Ticket next_ = 1;
-  int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0,
-          followed_steps_ = 0;
+  int64_t runs_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0, followed_steps_ = 0;
   const bool graphs_;
   const Libraries libraries_;
   MemoryLedger ledger_;

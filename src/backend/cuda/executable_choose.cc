@@ -50,8 +50,7 @@ void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
   view_.causal = is_causal(binder_.inputs());
-  view_.plain_mask =
-      view_.causal && !binder_.inputs().mask.empty() && is_causal_mask(binder_.inputs());
+  view_.plain_mask = view_.causal && !binder_.inputs().mask.empty() && is_causal_mask(phase);
   step_->stream = nullptr;
   step_->layered = false;
   const LaunchKind last =
@@ -60,12 +59,12 @@ void CudaExecutable::choose_path(uint32_t plan) {
       most_of(plans_, plans_.plans[plan], "B") > static_cast<int64_t>(kFewSequences);
   for (bool of_last : {false, true})
     for (LaunchKind kind : prepared_[plan].launches) {
-      if (!whole || (profile_ && profile_->on) || step_->stream || step_->layered) break;
+      if (profiled() || step_->stream || step_->layered) break;
       if ((several && kind == last) != of_last) continue;
       if (kind == LaunchKind::kLayers)
         step_->layered = layers_ && takes_layers(prepared_[plan]);
       else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
-               stream && left_ids_.empty() && takes_stream(*stream))
+               stream && whole && left_ids_.empty() && takes_stream(*stream))
         step_->stream = stream;
     }
   step_->chooser = Chooser::kHost;
@@ -163,7 +162,7 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
 
 // States of the persistent kernel; parameters of sample_rows, where its tokens go, peaks.
 size_t CudaExecutable::extra_bytes() const {
-  const size_t rows = binder_.phase().samples.size();
+  const size_t rows = binder_.inputs().out_rows.size();
   size_t total = 0;
   if (step_->stream) total += padded(rows * sizeof(DecodeState));
   if (step_->chooser == Chooser::kSampleRows)
@@ -175,7 +174,7 @@ size_t CudaExecutable::extra_bytes() const {
 // The end of what is copied to the device.
 size_t CudaExecutable::stage_extras(size_t at) {
   const StepInputs& phase = binder_.phase();
-  const size_t rows = phase.samples.size();
+  const size_t rows = binder_.inputs().out_rows.size();  // with padding
   auto place = [&](size_t bytes) {
     size_t here = at;
     at += padded(bytes);
@@ -190,8 +189,13 @@ size_t CudaExecutable::stage_extras(size_t at) {
   if (step_->chooser != Chooser::kSampleRows) return at;
   size_t here = place(rows * sizeof(SampleRowParams));
   for (size_t r = 0; r < rows; ++r) {
-    SampleRowParams params = sample_params(phase.samples[r]);
-    params.row = phase.row[static_cast<size_t>(phase.seq[static_cast<size_t>(phase.out_rows[r])])];
+    SampleRowParams params{};
+    params.row = kSamplePadding;
+    if (r < phase.samples.size()) {
+      params = sample_params(phase.samples[r]);
+      params.row =
+          phase.row[static_cast<size_t>(phase.seq[static_cast<size_t>(phase.out_rows[r])])];
+    }
     std::memcpy(step_->staged.data() + here + r * sizeof params, &params, sizeof params);
   }
   sampling_ = inputs_.address() + here;
@@ -232,8 +236,7 @@ void CudaExecutable::launch_stream(const Prepared& p) {
 bool CudaExecutable::may_follow(const StepInputs& step) const {
   const InFlight& before = other();
   if (before.waiting || before.error || before.stream || before.chooser != Chooser::kSampleRows ||
-      !before.active || before.phase.return_logits || phase_count(step) != 1 ||
-      (profile_ && profile_->on))
+      !before.active || before.phase.return_logits || phase_count(step) != 1 || profiled())
     return false;
   const StepInputs& phase = before.phase;
   for (size_t r = 1; r < phase.out_rows.size(); ++r)
@@ -272,24 +275,6 @@ bool CudaExecutable::resolve_ids(const StepInputs& step) {
   return !left_ids_.empty();
 }
 
-void CudaExecutable::launch_staging(const Prepared& p, size_t bytes, bool ids_on_device) {
-  StageLaunch args{};
-  args.from = reinterpret_cast<const StagedPiece*>(step_->staged.data());
-  args.to = inputs_.as<StagedPiece>();
-  args.last = last_tokens_.as<int32_t>();
-  args.pieces = static_cast<int32_t>(bytes / sizeof(StagedPiece));
-  if (ids_on_device) {
-    const DeviceAddress ids = step_of(p).ids;
-    TK_CHECK(ids, "a plan without ids");
-    args.first_id = static_cast<int32_t>((ids - inputs_.address()) / sizeof(int32_t));
-    args.ids = static_cast<int32_t>(binder_.ids().size());
-  }
-  own_launches_.clear();
-  own_launches_.add("sample", "stage_inputs", {(args.pieces + kStageThreads - 1) / kStageThreads},
-                    kStageThreads, args);
-  own_launches_.run(stream_);
-}
-
 void CudaExecutable::add_sampling(const Prepared& p, LaunchList& list) const {
   SampleLaunch args{};
   args.logits = reinterpret_cast<const float*>(logits_of(p));
@@ -298,7 +283,7 @@ void CudaExecutable::add_sampling(const Prepared& p, LaunchList& list) const {
   args.vocab = static_cast<int32_t>(plans_.vocab);
   args.peaks = reinterpret_cast<SamplePeak*>(peaks_);
   args.last = last_tokens_.as<int32_t>();
-  const int64_t rows = std::ssize(binder_.phase().samples);
+  const int64_t rows = std::ssize(binder_.inputs().out_rows);
   list.add_overlapped("sample", "sample_peaks", {kSampleParts, rows}, kPeakThreads, args);
   list.add_overlapped("sample", "sample_rows", {rows}, kSampleThreads, args);
 }

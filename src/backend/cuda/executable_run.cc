@@ -13,11 +13,12 @@ namespace {
 
 constexpr size_t kInputAlignment = 16;
 constexpr size_t kFirstBytes = size_t{1} << 20;  // of staging buffers
-// Block tables are padded to multiples of this many blocks, so that shapes repeat while sequences
-// grow.
 constexpr int32_t kStrideStep = 64;
-constexpr size_t kMaxShapes = 32;     // kept per plan
+constexpr size_t kMaxShapes = 32;     // of those made in steps, kept per plan
 constexpr int64_t kCaptureAfter = 2;  // runs of the same shape
+constexpr int64_t kMostCaptured =
+    256;  // sequences: launching a larger step takes no time beside it
+constexpr int64_t kUsualContext = 8192;  // of plans that do not say
 
 template <class B>
 void grow(B& buffer, size_t bytes) {
@@ -28,9 +29,10 @@ void grow(B& buffer, size_t bytes) {
   buffer = B(to);
 }
 
-int32_t padded_stride(int32_t stride) {
-  return (stride + kStrideStep - 1) / kStrideStep * kStrideStep;
+int32_t padded_stride(int64_t stride) {
+  return static_cast<int32_t>((stride + kStrideStep - 1) / kStrideStep * kStrideStep);
 }
+int32_t pieces(size_t bytes) { return static_cast<int32_t>(bytes / sizeof(StagedPiece)); }
 
 size_t staged_bytes(size_t bytes) {
   return (bytes + kInputAlignment - 1) / kInputAlignment * kInputAlignment;
@@ -50,12 +52,13 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   const bool on_device = sampler_ && resolve_ids(step);
   choose_path(plan);
   step_->begin.record(stream_);
+  place_inputs(p);
   stage_inputs(p, on_device);
   if (step_->stream)
     launch_stream(p);
   else
     launch(p, plan);
-  if (step_->chooser == Chooser::kSampleRows && (step_->stream || (profile_ && profile_->on))) {
+  if (step_->chooser == Chooser::kSampleRows && (step_->stream || profiled())) {
     own_launches_.clear();
     add_sampling(p, own_launches_);
     own_launches_.run(stream_);
@@ -65,19 +68,62 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   keep_phase(plan);
 }
 
-// Packs what the plan reads into pinned memory, from which one kernel (stage_inputs) copies it.
-void CudaExecutable::stage_inputs(const Prepared& p, bool ids_on_device) {
+// Room for the tables of a step. Launches know their addresses and strides, so both stay the same
+// as long as no sequence is longer than the plans say.
+void CudaExecutable::reserve_tables(const StepInputs& in) {
+  for (size_t g = 0; g < tables_.size(); ++g) {
+    BlockTable& table = tables_[g];
+    const int32_t stride = g < in.tables.size() ? in.tables[g].stride : 0;
+    if (table.rows >= in.sequences() && table.stride >= stride) continue;
+    stream_.wait();  // for the other step
+    for (Prepared& p : prepared_) p.shapes.clear();
+    const int64_t context = plans_.context > 0 ? plans_.context : kUsualContext;
+    const int64_t size = kv_.block_size(static_cast<uint32_t>(g));
+    for (const SymbolDecl& s : plans_.symbols)
+      if (s.name == "B") table.rows = std::max(table.rows, s.hi + 1);  // and one of padding
+    table.rows = std::max(table.rows, in.sequences());
+    table.stride =
+        std::max({table.stride, padded_stride(stride), padded_stride((context + size - 1) / size)});
+    table.memory = Buffer();
+    table.memory = Buffer(static_cast<size_t>(table.rows * table.stride) * sizeof(int32_t));
+    check(driver().stream_wait(nullptr), "clearing memory");
+  }
+}
+
+// A table in pinned memory at `at`, and where it goes. Its end.
+size_t CudaExecutable::place_table(uint32_t group, size_t at) {
   const StepInputs& in = binder_.inputs();
-  size_t total = 0;
+  const StepInputs::Table& table = in.tables[group];
+  const BlockTable& to = tables_[group];
+  const auto rows = static_cast<size_t>(in.sequences()), width = static_cast<size_t>(table.stride);
+  const size_t row_bytes = staged_bytes(width * sizeof(int32_t));
+  StagedTable& staged = staging_.table[staging_.tables++];
+  staged = {to.memory.as<StagedPiece>(), pieces(at), pieces(rows * row_bytes), pieces(row_bytes),
+            pieces(static_cast<size_t>(to.stride) * sizeof(int32_t))};
+  for (size_t b = 0; b < rows; ++b) {
+    auto* row = reinterpret_cast<int32_t*>(step_->staged.data() + at + b * row_bytes);
+    const size_t from = b * width;  // rows of padding have no table
+    const size_t used = from + width <= table.blocks.size() ? width : 0;
+    std::copy_n(table.blocks.begin() + static_cast<ptrdiff_t>(used ? from : 0), used, row);
+    std::fill(row + used, row + row_bytes / sizeof(int32_t), -1);
+  }
+  view_.views[group] = {to.memory.as<const int32_t>(), to.stride, kv_.block_size(group)};
+  return at + rows * row_bytes;
+}
+
+// Packs what the plan reads into pinned memory: inputs, what sampling needs, block tables.
+void CudaExecutable::place_inputs(const Prepared& p) {
+  const StepInputs& in = binder_.inputs();
+  reserve_tables(in);
+  size_t total = extra_bytes(), of_tables = 0;
   for (uint32_t i : p.inputs) {
     InputView v = binder_.input(i);
     total += staged_bytes(dtype_bytes(v.dtype, v.elements));
   }
   for (uint32_t g : p.groups)
-    total += staged_bytes(static_cast<size_t>(in.sequences()) *
-                          static_cast<size_t>(padded_stride(in.tables[g].stride)) * 4);
-  total += extra_bytes();
-  grow(step_->staged, total);
+    of_tables += static_cast<size_t>(in.sequences()) *
+                 staged_bytes(static_cast<size_t>(in.tables[g].stride) * sizeof(int32_t));
+  grow(step_->staged, total + of_tables);
   if (inputs_.bytes() < total) {  // addresses change
     stream_.wait();               // for the other step
     for (Prepared& other : prepared_) other.shapes.clear();
@@ -85,38 +131,41 @@ void CudaExecutable::stage_inputs(const Prepared& p, bool ids_on_device) {
     check(driver().stream_wait(nullptr), "clearing memory");
   }
   size_t at = 0;
-  auto place = [&](size_t bytes) {
-    size_t here = at;
-    at += staged_bytes(bytes);
-    return here;
-  };
   for (uint32_t i : p.inputs) {
     InputView v = binder_.input(i);
-    size_t bytes = dtype_bytes(v.dtype, v.elements), here = place(bytes);
-    if (bytes > 0) std::memcpy(step_->staged.data() + here, v.data, bytes);
-    input_at_[i] = inputs_.address() + here;
-  }
-  for (uint32_t g : p.groups) {
-    const StepInputs::Table& table = in.tables[g];
-    int32_t stride = padded_stride(table.stride);
-    auto rows = static_cast<size_t>(in.sequences()), width = static_cast<size_t>(table.stride);
-    size_t here = place(rows * static_cast<size_t>(stride) * 4);
-    auto* to = reinterpret_cast<int32_t*>(step_->staged.data() + here);
-    for (size_t b = 0; b < rows; ++b, to += stride) {
-      size_t from = b * width;  // rows of padding have no table
-      size_t used = from + width <= table.blocks.size() ? width : 0;
-      std::copy_n(table.blocks.begin() + static_cast<ptrdiff_t>(used ? from : 0), used, to);
-      std::fill(to + used, to + stride, -1);
-    }
-    view_.views[g] = {reinterpret_cast<const int32_t*>(inputs_.address() + here), stride,
-                      kv_.block_size(g)};
+    const size_t bytes = dtype_bytes(v.dtype, v.elements);
+    if (bytes > 0) std::memcpy(step_->staged.data() + at, v.data, bytes);
+    input_at_[i] = inputs_.address() + at;
+    at += staged_bytes(bytes);
   }
   at = stage_extras(at);
-  if (at > 0) launch_staging(p, at, ids_on_device);
+  staging_ = {};
+  staging_.plain = pieces(at);
+  for (uint32_t g : p.groups) at = place_table(g, at);
+  staging_.pieces = pieces(at);
   int32_t longest = 0;
   for (int32_t n : in.kv_len) longest = std::max(longest, n);
   auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
   view_.segments = static_cast<int64_t>(std::bit_ceil(std::max<uint64_t>(1, segments)));
+}
+
+// Launches the kernel that copies what was placed.
+void CudaExecutable::stage_inputs(const Prepared& p, bool ids_on_device) {
+  if (staging_.pieces == 0) return;
+  staging_.from = reinterpret_cast<const StagedPiece*>(step_->staged.data());
+  staging_.to = inputs_.as<StagedPiece>();
+  staging_.last = last_tokens_.as<int32_t>();
+  if (ids_on_device) {
+    const DeviceAddress ids = step_of(p).ids;
+    TK_CHECK(ids, "a plan without ids");
+    staging_.first_id = static_cast<int32_t>((ids - inputs_.address()) / sizeof(int32_t));
+    staging_.ids = static_cast<int32_t>(binder_.ids().size());
+  }
+  own_launches_.clear();
+  own_launches_.add("sample", "stage_inputs",
+                    {(staging_.pieces + kStageThreads - 1) / kStageThreads}, kStageThreads,
+                    staging_);
+  own_launches_.run(stream_);
 }
 
 Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64_t> symbols) const {
@@ -148,34 +197,71 @@ Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64
 
 CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   std::span<const int64_t> symbols = binder_.symbols();
-  key_.assign(symbols.begin(), symbols.end());
-  for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
-  key_.push_back(view_.segments);
-  key_.push_back(view_.causal);
-  key_.push_back(view_.plain_mask);
-  key_.push_back(step_->layered);
   const bool samples = step_->chooser == Chooser::kSampleRows;
-  key_.push_back(samples ? std::ssize(binder_.phase().samples) : -1);
-  if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
-  if (p.shapes.size() >= kMaxShapes)
-    p.shapes.erase(std::min_element(
-        p.shapes.begin(), p.shapes.end(),
-        [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
+  key_.assign(symbols.begin(), symbols.end());
+  for (int64_t part : {int64_t{view_.causal}, int64_t{view_.plain_mask}, int64_t{step_->layered},
+                       samples ? std::ssize(binder_.inputs().out_rows) : -1})
+    key_.push_back(part);
+  key_.push_back(0);  // launches for any number of segments, or for that of the step
+  for (int64_t segments : {int64_t{0}, view_.segments}) {
+    key_.back() = segments;
+    if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
+  }
+  forget_shape(p);
   auto made = std::make_unique<Shaped>(kernels_);
   if (step_->layered) {
     layers_->emit(step_of(p), view_, {scratch_.address(), scratch_.bytes()}, made->launches);
-    if (samples) add_sampling(p, made->launches);
-    return *(p.shapes[key_] = std::move(made));
-  }
-  for (const Call& c : p.calls) {
-    CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}, libraries_};
-    for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
-    for (const Argument& a : c.out) site.out.push_back(tensor_of(a, symbols));
-    c.kernel->emit(site, made->launches);
-    made->launches.next_call();
+  } else {
+    for (const Call& c : p.calls) {
+      CallSite site{*c.call,   {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()},
+                    libraries_};
+      for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
+      for (const Argument& a : c.out) site.out.push_back(tensor_of(a, symbols));
+      c.kernel->emit(site, made->launches);
+      made->launches.next_call();
+    }
   }
   if (samples) add_sampling(p, made->launches);
+  if (!made->launches.depends_on_segments()) key_.back() = 0;
   return *(p.shapes[key_] = std::move(made));
+}
+
+// The shape that has not run for the longest time, where there are too many.
+void CudaExecutable::forget_shape(Prepared& p) {
+  auto oldest = p.shapes.end();
+  size_t count = 0;
+  for (auto it = p.shapes.begin(); it != p.shapes.end(); ++it) {
+    if (it->second->of_load) continue;
+    ++count;
+    if (oldest == p.shapes.end() || it->second->last_run < oldest->second->last_run) oldest = it;
+  }
+  if (count >= kMaxShapes) p.shapes.erase(oldest);
+}
+
+// Of the decode steps that fused layers take, for each size that steps are padded to.
+void CudaExecutable::make_graphs() {
+  if (!graphs_ || !layers_) return;
+  for (uint32_t i = 0; i < prepared_.size(); ++i) {
+    if (plans_.plans[i].function != "decode") continue;
+    for (const GuardRange& b : plans_.plans[i].guard) {
+      if (b.symbol != "B" || b.pad == 0 || b.multiple <= 1) continue;
+      const int64_t first = (b.lo + b.multiple - 1) / b.multiple * b.multiple;
+      for (int64_t n = first; n <= std::min(b.hi, kMostCaptured); n += b.multiple)
+        for (Chooser chooser : {Chooser::kSampleRows, Chooser::kTable}) make_graph(i, n, chooser);
+    }
+  }
+}
+
+void CudaExecutable::make_graph(uint32_t plan, int64_t sequences, Chooser chooser) {
+  Prepared& p = prepared_[plan];
+  binder_.bind_padding(plan, sequences);
+  choose_path(plan);
+  if (!step_->layered || (chooser == Chooser::kSampleRows && step_->chooser != chooser)) return;
+  step_->chooser = chooser;
+  place_inputs(p);
+  Shaped& s = shape(p);
+  s.of_load = true;
+  s.graph = std::make_unique<StepGraph>(s.launches, stream_);
 }
 
 void CudaExecutable::launch(Prepared& p, uint32_t plan) {
@@ -183,7 +269,7 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
   s.last_run = ++runs_;
   ++s.runs;
   layered_steps_ += step_->layered;
-  if (profile_ && profile_->on) {
+  if (profiled()) {
     stream_.wait();
     for (uint32_t i = 0; i < p.calls.size(); ++i) {
       Nanos from = SteadyClock().now();
@@ -193,11 +279,13 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
     }
     return;
   }
-  if (graphs_ && !s.graph && s.runs >= kCaptureAfter)
+  if (graphs_ && !s.graph && s.runs >= kCaptureAfter) {
     s.graph = std::make_unique<StepGraph>(s.launches, stream_);
+    ++binder_.stats().captures;
+  }
   if (!s.graph) return s.launches.run(stream_);
   s.graph->run(stream_);
-  ++graph_launches_;
+  ++binder_.stats().graphs;
 }
 
 // Copies the results that the host reads, without the rows of padding.

@@ -54,6 +54,7 @@ void LaunchList::clear() {
   args_.clear();
   library_calls_.clear();
   table_ = {};
+  depends_on_segments_ = false;
 }
 
 bool LaunchList::needs_table(const Table& table) {

@@ -78,6 +78,9 @@ class LaunchList {
   bool needs_table(const Table& table);
   // Whether a launch that overlaps with those before might do so with the one that makes the table.
   bool overlaps_table() const;
+  // The launches are only for steps with StepView::segments as it is now.
+  void depend_on_segments() { depends_on_segments_ = true; }
+  bool depends_on_segments() const { return depends_on_segments_; }
 
  private:
   struct Launch {
@@ -98,6 +101,7 @@ class LaunchList {
   std::vector<std::function<void(Handle)>> library_calls_;
   Table table_;
   size_t table_at_ = 0;  // the launch that makes it
+  bool depends_on_segments_ = false;
 };
 
 // A captured LaunchList.

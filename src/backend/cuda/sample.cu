@@ -418,6 +418,7 @@ TK_KERNEL(sample_peaks, SampleLaunch, kPeakThreads) {
   allow_next();
   wait_for_earlier();
   const int part = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
+  if (a.rows[row].row == kSamplePadding) return;
   const int width = (a.vocab / kSampleParts + 4) / 4 * 4;
   const int begin = part * width, end = begin + width < a.vocab ? begin + width : a.vocab;
   if (threadIdx.x == 0) shared.bad = 0;
@@ -438,11 +439,12 @@ TK_KERNEL(sample_peaks, SampleLaunch, kPeakThreads) {
 TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
   __shared__ sampling::SampleShared shared;
   wait_for_earlier();
+  if (a.rows[blockIdx.x].row == kSamplePadding) return;
   const float* logits = a.logits + static_cast<int64_t>(blockIdx.x) * a.vocab;
   const SamplePeak* peaks = a.peaks ? a.peaks + blockIdx.x * kSampleParts : nullptr;
   int token =
       sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose(peaks);
-  if (threadIdx.x == 0) (a.tokens ? a.tokens : *a.host_tokens)[blockIdx.x] = token;
+  if (threadIdx.x == 0) (*a.host_tokens)[blockIdx.x] = token;
   if (threadIdx.x == 0 && a.last) a.last[a.rows[blockIdx.x].row] = token > 0 ? token : 0;
 }
 
@@ -450,6 +452,13 @@ TK_KERNEL(stage_inputs, StageLaunch, kStageThreads) {
   const int i = static_cast<int>(blockIdx.x * kStageThreads + threadIdx.x);
   if (i >= a.pieces) return;
   StagedPiece piece = a.from[i];
+  for (int t = 0; t < a.tables && i >= a.plain; ++t) {
+    const StagedTable& table = a.table[t];
+    const int at = i - table.first;
+    if (at >= 0 && at < table.pieces)
+      table.to[int64_t{at / table.width} * table.stride + at % table.width] = piece;
+  }
+  if (i >= a.plain) return;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int id = 4 * i + j - a.first_id;

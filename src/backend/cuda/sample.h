@@ -20,8 +20,9 @@ struct SampleRowParams {
   float log_min_p;    // natural logarithm of min(min_p, 1); -infinity: off
   int32_t top_k;      // 0: off
   int32_t choice, position;
-  int32_t row;  // of the executable, whose last token this is
+  int32_t row;  // of the executable, whose last token this is; kSamplePadding: nothing is chosen
 };
+constexpr int32_t kSamplePadding = -1;
 
 // The largest logit of a part of a row.
 struct SamplePeak {
@@ -34,8 +35,7 @@ constexpr int kSampleParts = 8, kPeakThreads = 512;
 struct SampleLaunch {
   const float* logits;          // [rows, vocab]
   const SampleRowParams* rows;  // [rows]
-  int32_t* tokens;              // [rows]; null: they go to *host_tokens
-  int32_t* const* host_tokens;  // pinned memory: another one in each step
+  int32_t* const* host_tokens;  // [rows] in pinned memory: another one in each step
   int32_t vocab;
   SamplePeak* peaks;  // [rows, kSampleParts]; null: sample_rows finds them
   int32_t* last;      // [rows of the executable]; may be null
@@ -46,12 +46,23 @@ struct SampleLaunch {
 struct alignas(16) StagedPiece {
   int32_t words[4];
 };
+// A block table. Its rows have a fixed distance on the device, so that launches do not depend on
+// the longest sequence of a step.
+struct StagedTable {
+  StagedPiece* to;
+  int32_t first, pieces;  // of StageLaunch::from
+  int32_t width, stride;  // of a row, in pieces: what is copied, and the distance
+};
+constexpr int kMostTables = 8;
 struct StageLaunch {
   const StagedPiece* from;
   StagedPiece* to;
   const int32_t* last;
-  int32_t pieces;
+  int32_t pieces;         // in all
+  int32_t plain;          // before those of tables
   int32_t first_id, ids;  // words
+  int32_t tables;
+  StagedTable table[kMostTables];
 };
 constexpr int kStageThreads = 256;
 

@@ -310,6 +310,10 @@ void write_dispatch(PrometheusText& out, const std::vector<ModelMetrics>& models
           &DispatchStats::fallbacks);
   counter("tokamak_plan_rows_total", "Rows computed, without padding.", &DispatchStats::rows);
   counter("tokamak_plan_padded_rows_total", "Padding rows computed.", &DispatchStats::padded_rows);
+  counter("tokamak_graph_steps_total", "Steps that a GPU replayed as a graph.",
+          &DispatchStats::graphs);
+  counter("tokamak_graph_captures_total", "Graphs that were made during steps.",
+          &DispatchStats::captures);
   counter("tokamak_compiles_total",
           "Plans compiled since the model was loaded; 0 unless other models were loaded later.",
           &DispatchStats::compiles);
