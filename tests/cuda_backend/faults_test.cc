@@ -181,7 +181,7 @@ TEST_F(CudaFaults, EveryCallMayFail) {
     for (int32_t count : {3, 1, 1, 1}) run(*executable, count);
   };
   work();
-  int64_t calls = fake_driver().calls;
+  int64_t calls = fake_driver().calls - 1;  // the destructor's wait may fail
   EXPECT_GT(calls, 200);
   expect_nothing_left();
   for (bool lost : {false, true})

@@ -256,7 +256,7 @@ void CudaExecutable::make_graph(uint32_t plan, int64_t sequences, Chooser choose
   Prepared& p = prepared_[plan];
   binder_.bind_padding(plan, sequences);
   choose_path(plan);
-  if (!step_->layered || (chooser == Chooser::kSampleRows && step_->chooser != chooser)) return;
+  if (!step_->layered || (chooser == Chooser::kSampleRows && !sampler_)) return;
   step_->chooser = chooser;
   place_inputs(p);
   Shaped& s = shape(p);
