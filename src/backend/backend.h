@@ -132,6 +132,9 @@ class Backend {
   // True: the backend captures plans with their shapes, so the compiler plans buckets in which
   // every symbol is padded to a fixed value (Shapes::kFixed).
   virtual bool wants_fixed_shapes() const { return false; }
+  // From this many rows on products of quantised weights are faster with bf16 activations than with
+  // int8 ones; 0: never. Used by --activations mixed.
+  virtual int64_t bf16_rows() const { return 0; }
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 

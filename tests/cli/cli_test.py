@@ -235,6 +235,8 @@ class Run(unittest.TestCase):
         for kind in "bf16", "i16":
             done = run("run", LLAMA, "x", "--activations", kind, "--backend", "ref")
             self.assertRegex(f"{done.returncode} {done.stderr}", rf"\A1 error: --activations {kind}: .* has no kernel [^\n]+; use auto or f32\n\Z")
+        done = run("run", LLAMA, "x", "--activations", "mixed", "--backend", "ref")
+        self.assertRegex(f"{done.returncode} {done.stderr}", r"\A1 error: --activations mixed: [^\n]+; use auto\n\Z")
 
 
 class Evaluate(unittest.TestCase):
