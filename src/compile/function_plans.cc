@@ -1,5 +1,6 @@
 #include "compile/function_plans.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"

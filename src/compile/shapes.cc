@@ -114,8 +114,8 @@ Guards step_guards(const CompileOptions& o) {
 
 Guards decode_guards(const CompileOptions& o) {
   Guards out;
-  for (const ShapeRange& b : shape_ranges(o, with_few_rows({1, 8}, o, 1),
-                                          std::min(o.max_sequences, o.max_logit_rows))) {
+  for (const ShapeRange& b :
+       shape_ranges(o, with_few_rows({1, 8}, o, 1), std::min(o.max_sequences, o.max_logit_rows))) {
     out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});
     if (o.tree_mask) out.back().push_back({"M", 1, 1, 1});
   }
