@@ -23,6 +23,7 @@ struct ExplainFlags {
   std::vector<std::string> shape;
   int steps = 5;
   bool run = false, json = false;
+  bool no_count = false;
 };
 
 // What the report describes. A bundle has its plans; a model file is compiled.
@@ -133,7 +134,7 @@ Value make_report(const ExplainFlags& f, CallProfile& profile) {
   request.passes = model.passes.get();
   request.profile = f.run ? &profile : nullptr;
   request.measured_steps = f.steps;
-  request.count = f.run;
+  request.count = f.run && !f.no_count;
   return explain(request);
 }
 
@@ -171,6 +172,8 @@ void add_explain_verb(CLI::App& app) {
                    "step and R rows of logits")
       ->delimiter(',');
   verb->add_flag("--run", flags->run, "also measure each call, and count the bytes it moves");
+  verb->add_flag("--no-count", flags->no_count,
+                 "with --run: do not count bytes, which takes minutes for steps of many tokens");
   verb->add_option("--steps", flags->steps, "steps to measure; medians are reported")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

@@ -41,7 +41,7 @@ uint64_t bytes_on_disk(const std::string& path) {
 void check_options(const OpenOptions& o) {
   check_choice("backend", o.backend, {"cpu", "cuda", "auto", "ref", "null"});
   check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
-  check_choice("activations", o.activations, {"auto", "bf16", "f32", "i16"});
+  check_choice("activations", o.activations, {"auto", "bf16", "f32", "i16", "mixed"});
   check_choice("pooling", o.pooling, {"mean", "cls", "last", "none"});
   check_choice("mode", o.mode, {"compiled", "eager", "max-autotune"});
   check_choice("quantization", o.quantization, {"fp8"});

@@ -132,6 +132,9 @@ class Backend {
   // Decode steps of more sequences are padded to a few sizes (decode_guards()), for backends that
   // capture a step with its shape. 0: none is.
   virtual int64_t pads_decode_above() const { return 0; }
+  // From this many rows on products of quantised weights are faster with bf16 activations than with
+  // int8 ones; 0: never. Used by --activations mixed.
+  virtual int64_t bf16_rows() const { return 0; }
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 

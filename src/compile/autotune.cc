@@ -33,7 +33,7 @@ struct TunedRequest {
 // The shape at which the plan of a request is measured; `below`: the largest size of the plans that
 // are more specific.
 StepShape trial_shape(const PlanRequest& request, int64_t below, int64_t context) {
-  const std::string& name = request.function->name();
+  const std::string& name = request.plan_function();
   int64_t rows = rows_per_sequence(name), size = 1;
   const bool chunk = rows == 0;
   for (const GuardRange& g : request.guard)
@@ -54,7 +54,7 @@ int64_t largest_size(const PlanRequest& request) {
 }
 
 bool measurable(const PlanRequest& request) {
-  const std::string& name = request.function->name();
+  const std::string& name = request.plan_function();
   return name == "step" || rows_per_sequence(name) > 0;
 }
 
@@ -85,7 +85,7 @@ std::vector<TunedRequest> find_alternatives(const std::vector<PlanRequest>& requ
   std::map<std::string, int64_t> below;
   for (size_t i = 0; i < requests.size(); ++i) {
     if (!measurable(requests[i])) continue;
-    int64_t& smaller = below[requests[i].function->name()];
+    int64_t& smaller = below[requests[i].plan_function()];
     TunedRequest t{i, trial_shape(requests[i], smaller, empty.context), alternatives_of(report, i)};
     smaller = std::max(smaller, largest_size(requests[i]));
     if (!t.alternatives.empty()) out.push_back(std::move(t));
@@ -144,7 +144,7 @@ class Trials {
 };
 
 std::string trial_name(const PlanRequest& request, size_t plan, size_t trial) {
-  return fmt::format("{}#{}.{}", request.function->name(), plan, trial);
+  return fmt::format("{}#{}.{}", request.plan_function(), plan, trial);
 }
 
 // Runs every alternative by itself, and forces the fastest of each group.
@@ -165,7 +165,7 @@ void force_fastest(std::vector<PlanRequest>& requests, const std::vector<TunedRe
       log::warn("max-autotune: out of time at plan {} of {}", t.index, requests.size());
       break;
     }
-    std::vector<std::string> names = {requests[t.index].function->name()};
+    std::vector<std::string> names = {requests[t.index].plan_function()};
     for (size_t i = 0; i < t.alternatives.size(); ++i)
       names.push_back(trial_name(requests[t.index], t.index, i));
     std::vector<double> times = trials.seconds(t.shape, names);
@@ -183,7 +183,7 @@ void force_fastest(std::vector<PlanRequest>& requests, const std::vector<TunedRe
 TunedPlan plan_report(const PlanRequest& request, const TunedRequest& t,
                       const std::vector<double>& seconds) {
   TunedPlan out{
-      request.function->name(), t.index, t.alternatives.size(), seconds[0], seconds[0], {}};
+      request.plan_function(), t.index, t.alternatives.size(), seconds[0], seconds[0], {}};
   if (request.forced.empty()) return out;
   out.seconds_after = seconds[1];
   for (const auto& [group, kernel] : request.forced)
@@ -209,7 +209,7 @@ std::vector<TunedPlan> keep_faster(std::vector<PlanRequest>& requests,
   for (const TunedRequest& t : tuned) {
     PlanRequest& request = requests[t.index];
     std::vector<double> seconds =
-        trials.seconds(t.shape, {request.function->name(), trial_name(request, t.index, 0)});
+        trials.seconds(t.shape, {request.plan_function(), trial_name(request, t.index, 0)});
     if (seconds[1] >= kFaster * seconds[0]) request.forced.clear();
     out.push_back(plan_report(request, t, seconds));
   }

@@ -22,7 +22,7 @@ void add_program(Hash128& hash) {
 // Every option is named here, so that adding one does not compile until it is decided whether plans
 // depend on it.
 void add_options(Hash128& hash, const CompileOptions& o) {
-  const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
+  const auto& [activations, bf16_rows, storage, kv_dtype, block_size, max_sequences, max_tokens,
                max_logit_rows, context, max_context, longest, merge_adapters, adapter_slots,
                adapter_rank, exit_layers, layer_logits, pooling, materialized_prefill, tree_mask,
                verify, passes, disabled_passes, dump_after, rules, machine, fusion, eager, autotune,
@@ -32,6 +32,7 @@ void add_options(Hash128& hash, const CompileOptions& o) {
                        context, tree_mask, eager, autotune, static_cast<int>(shapes),
                        pads_decode_above));
   if (materialized_prefill) hash.add("materialized prefill");
+  if (activations == "mixed") hash.add(fmt::format("bf16 rows {}", bf16_rows));
   for (int k : verify) hash.add(fmt::format("verify {}", k));
   for (int64_t b : buckets) hash.add(fmt::format("bucket {}", b));
   for (const std::string& p : passes) hash.add("pass " + p);

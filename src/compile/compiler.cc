@@ -37,7 +37,9 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   for (Function* fn : derived) run_derived_passes(module, *fn, context);
   functions.insert(functions.begin() + 1, derived.begin(), derived.end());
 
-  for (Function* fn : functions) run_final_passes(module, *fn, context);  // fuse
+  std::vector<Function*> all = functions, many = add_many_rows(module, functions, context);
+  all.insert(all.end(), many.begin(), many.end());
+  for (Function* fn : all) run_final_passes(module, *fn, context);  // fuse
   record.fused(module);
 
   PlanSet plans = plan_module(module, functions, config, backend, options);  // plan

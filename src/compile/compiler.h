@@ -40,7 +40,9 @@ using TrialLoader =
 struct CompileOptions {
   std::string activations = "auto";  // "f32": never quantise activations; "auto": where the weights
                                      // are quantised; "bf16": round them to bf16 wherever a kernel
-                                     // takes that; "i16": products of int16 where a kernel has them
+                                     // takes that; "i16": products of int16 where a kernel has
+                                     // them; "mixed": as auto, and bf16 in plans of many rows
+  int64_t bf16_rows = 0;  // of "mixed": rows from which a plan has many; 0: Backend::bf16_rows()
   // Types that values are stored in between ops: "bf16", "f16,residual=f32", "f32"; empty: what the
   // backend asks for (the pass choose-storage).
   std::string storage;

@@ -1,9 +1,11 @@
 #include "compile/function_plans.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"
 #include "compile/autotune.h"
+#include "compile/explain/step_shape.h"
 #include "compile/planner/launches.h"
 #include "compile/shapes.h"
 #include "graph/region.h"
@@ -11,12 +13,24 @@
 namespace tokamak {
 namespace {
 
+int64_t most_rows(const std::vector<GuardRange>& guard, int64_t rows_per_sequence) {
+  for (const GuardRange& g : guard)
+    if (g.symbol == (rows_per_sequence > 0 ? "B" : "T"))
+      return g.hi * std::max<int64_t>(rows_per_sequence, 1);
+  return 0;
+}
+
 // One plan of the function for each guard; `bound`: what T and R are in it, empty when they vary.
 void add_requests(std::vector<PlanRequest>& out, const Function& fn, const Guards& guards,
-                  const std::string& bound = {}) {
+                  const CompileOptions& options, const std::string& bound = {}) {
+  const Function* many = fn.module().find_function(many_rows_name(fn));
   for (const std::vector<GuardRange>& guard : guards) {
     out.push_back({&fn, guard, {}});
     if (!bound.empty()) out.back().bound_symbols = {{"T", bound}, {"R", bound}};
+    if (many && most_rows(guard, rows_per_sequence(fn.name())) >= options.bf16_rows) {
+      out.back().function = many;
+      out.back().name = fn.name();
+    }
   }
 }
 
@@ -38,19 +52,20 @@ PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Back
 std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
                                        const CompileOptions& options) {
   std::vector<PlanRequest> out;
-  add_requests(out, *functions[0], step_guards(options));
+  add_requests(out, *functions[0], step_guards(options), options);
   size_t next = 1;
   if (next < functions.size() && functions[next]->name() == "decode") {
-    add_requests(out, *functions[next++], decode_guards(options), "B");
+    add_requests(out, *functions[next++], decode_guards(options), options, "B");
     for (int k : options.verify)
-      add_requests(out, *functions[next++], verify_guards(options, k), fmt::format("{}*B", k + 1));
+      add_requests(out, *functions[next++], verify_guards(options, k), options,
+                   fmt::format("{}*B", k + 1));
   }
   for (; next < functions.size(); ++next) {
     const Function& fn = *functions[next];
     if (fn.name() == kExitFunction)
-      add_requests(out, fn, exit_guards(options), "B");
+      add_requests(out, fn, exit_guards(options), options, "B");
     else
-      add_requests(out, fn, {function_guard(fn)});
+      add_requests(out, fn, {function_guard(fn)}, options);
   }
   return out;
 }
@@ -59,6 +74,14 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
 
 CompileOptions options_for(CompileOptions options, const Backend& backend) {
   options.pads_decode_above = backend.pads_decode_above();
+  bool mixed = options.activations == "mixed";
+  if (mixed && options.bf16_rows == 0) options.bf16_rows = backend.bf16_rows();
+  if (mixed && options.bf16_rows == 0)
+    fail(ErrorCode::kUnsupported,
+         "--activations mixed: {} has no kernels for many rows that are faster with bf16 "
+         "activations than with int8 ones; use auto",
+         backend.isa());
+  if (!mixed) options.bf16_rows = 0;
   // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
   // would differ.
   if (options.eager && options.passes.empty())
@@ -81,6 +104,20 @@ std::vector<Function*> specialize_step(Module& module, const CompileOptions& opt
   if (module.states.empty()) return {};
   std::vector<Function*> out = {&specialize_decode(module)};
   for (int k : options.verify) out.push_back(&specialize_verify(module, k));
+  return out;
+}
+
+std::string many_rows_name(const Function& function) { return function.name() + "_many"; }
+
+std::vector<Function*> add_many_rows(Module& module, const std::vector<Function*>& functions,
+                                     const PassContext& context) {
+  std::vector<Function*> out;
+  if (context.options.bf16_rows == 0) return out;
+  for (const Function* fn : functions) {
+    if (fn->name() != "step" && rows_per_sequence(fn->name()) <= 0) continue;
+    out.push_back(&specialize(module, fn->name(), many_rows_name(*fn), {}, {}));
+    round_to_bf16(module, *out.back(), context);
+  }
   return out;
 }
 

@@ -67,6 +67,9 @@ StorageWish storage_from_text(std::string_view text);
 
 // Passes.
 void quantize_activations(Module& module, Function& function, const PassContext& context);
+// Products with int8 activations take bf16 ones where a kernel multiplies them; not a pass of the
+// pipeline, but for functions of many rows (--activations mixed).
+void round_to_bf16(Module& module, Function& function, const PassContext& context);
 void choose_storage(Module& module, Function& function, const PassContext& context);
 void apply_user_rules(Module& module, Function& function, const PassContext& context);
 void absorb_latent(Module& module, Function& function, const PassContext& context);

@@ -81,10 +81,23 @@ std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_
   return out;
 }
 
+namespace {
+
+// --activations mixed: the largest size of a plan with few rows.
+std::vector<int64_t> with_few_rows(std::vector<int64_t> tiers, const CompileOptions& o,
+                                   int64_t rows_per_sequence) {
+  if (int64_t few = (o.bf16_rows - 1) / rows_per_sequence; few > 0) tiers.push_back(few);
+  std::sort(tiers.begin(), tiers.end());
+  tiers.erase(std::unique(tiers.begin(), tiers.end()), tiers.end());
+  return tiers;
+}
+
+}  // namespace
+
 // Rows of padding are a sequence of their own.
 Guards step_guards(const CompileOptions& o) {
   Guards out;
-  for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens)) {
+  for (const ShapeRange& t : shape_ranges(o, with_few_rows({64}, o, 1), o.max_tokens)) {
     int64_t sequences = std::min(t.hi, o.max_sequences) + (t.pad > 0 ? 1 : 0);
     out.push_back({{"T", t.lo, t.hi, t.multiple, t.pad},
                    padded_with(t, o, "B", 1, sequences),
@@ -111,7 +124,7 @@ Guards decode_guards(const CompileOptions& o) {
   Guards out;
   const int64_t most = std::min(o.max_sequences, o.max_logit_rows);
   constexpr int64_t kFew = 8;
-  std::vector<ShapeRange> ranges = shape_ranges(o, {1, kFew}, most);
+  std::vector<ShapeRange> ranges = shape_ranges(o, with_few_rows({1, kFew}, o, 1), most);
   if (o.shapes == Shapes::kAuto && !o.eager && o.pads_decode_above > 0 && most > kFew) {
     const std::vector<ShapeRange> padded = padded_decode_ranges(o.pads_decode_above, most);
     const bool all = o.pads_decode_above <= kFew && !padded.empty() && padded.back().hi == most;
@@ -134,7 +147,8 @@ Guards verify_guards(const CompileOptions& o, int drafts) {
   int64_t rows = drafts + 1;
   int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
   Guards out;
-  std::vector<ShapeRange> ranges = {{1, most, 0}};
+  std::vector<ShapeRange> ranges;
+  for (int64_t bound : up_to(with_few_rows({}, o, rows), most)) ranges.push_back({1, bound, 0});
   if (o.shapes == Shapes::kFixed) ranges = shape_ranges(o, {}, most);
   for (const ShapeRange& b : ranges) {
     out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});

@@ -14,6 +14,7 @@ ModelRunner::ModelRunner(const std::string& path, const RunnerOptions& options)
   backend_ = make_backend(options.backend, backend_options);
   CompileOptions compile;
   compile.activations = options.activations;
+  compile.bf16_rows = options.bf16_rows;
   compile.storage = options.storage;
   compile.kv_dtype = options.kv_dtype;
   compile.block_size = options.block_size;

@@ -18,6 +18,7 @@ namespace tokamak {
 struct RunnerOptions {
   std::string backend = "ref";
   std::string activations = "f32";
+  int64_t bf16_rows = 0;     // as CompileOptions
   std::string storage = {};  // as CompileOptions::storage
   DType kv_dtype = DType::kF32;
   int threads = 2;

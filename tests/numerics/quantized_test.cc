@@ -100,20 +100,29 @@ TEST_P(QuantizedTest, MemoryIsThatOfTheFile) {
   EXPECT_LE(runner.memory().weights, most);
 }
 
-// Activations in int8, as the cpu backend computes by default where it has such kernels.
-TEST_P(QuantizedTest, Int8ActivationsAreClose) {
+// Activations in int8, as the cpu backend computes by default where it has such kernels, and in
+// bf16 for all plans of more than one row where it is faster with those.
+TEST_P(QuantizedTest, RoundedActivationsAreClose) {
   Golden golden = read_golden(fs::path(TK_FAMILIES_DIR) / (GetParam() + ".json"));
-  ModelRunner runner(folder_, {.backend = "cpu", .activations = "auto"});
   const GoldenSequence& q = golden.sequences[0];
-  auto logits = runner.all_logits(0, q.ids, 64);
-  for (size_t r = 0; r < q.rows.size(); ++r) {
-    double error = 0, power = 0;
-    for (size_t i = 0; i < q.logits[r].size(); ++i) {
-      double want = q.logits[r][i], d = logits[static_cast<size_t>(q.rows[r])][i] - want;
-      error += d * d;
-      power += want * want;
+  bool tiles = make_backend("cpu", {1, "", 0})->bf16_rows() > 0;
+  for (const char* activations : {"auto", "mixed"}) {
+    SCOPED_TRACE(activations);
+    if (activations == std::string("mixed") && !tiles) {
+      EXPECT_THROW(ModelRunner(folder_, {.backend = "cpu", .activations = "mixed"}), Error);
+      continue;
     }
-    EXPECT_LE(error / power, 2e-3) << "row " << q.rows[r];
+    ModelRunner runner(folder_, {.backend = "cpu", .activations = activations, .bf16_rows = 2});
+    auto logits = runner.all_logits(0, q.ids, 64);
+    for (size_t r = 0; r < q.rows.size(); ++r) {
+      double error = 0, power = 0;
+      for (size_t i = 0; i < q.logits[r].size(); ++i) {
+        double want = q.logits[r][i], d = logits[static_cast<size_t>(q.rows[r])][i] - want;
+        error += d * d;
+        power += want * want;
+      }
+      EXPECT_LE(error / power, 2e-3) << "row " << q.rows[r];
+    }
   }
 }
 

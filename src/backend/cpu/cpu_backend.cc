@@ -36,6 +36,7 @@ class CpuBackend final : public Backend {
   }
   std::string measured_on() const override { return cpu::measured_on(pool_->size()); }
   std::span<const KernelDesc> kernels() const override { return kernels_; }
+  int64_t bf16_rows() const override { return table_.tile_unit.rows; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
     return std::make_unique<cpu::CpuExecutable>(plans, weights, options, table_, pool_);

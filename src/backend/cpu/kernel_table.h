@@ -230,6 +230,7 @@ struct KernelTable {
                            float* out);
     void (*row_float[kFTypes])(const uint8_t* panel, const uint8_t* other, const float* x,
                                int64_t k, float* out);
+    int64_t rows;  // from this many on faster than int8 activations with quantised formats
   } tile_unit;
   // Products of 16-bit integers, for activations that are f32: pack rounds n <= kTile rows that are
   // `stride` floats apart. Sums of a block are exact, those of blocks are added in f32 in the order

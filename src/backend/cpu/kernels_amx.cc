@@ -246,6 +246,7 @@ const KernelTable* amx_table() {
     t.tile_unit.row_float[static_cast<int>(FType::kF16)] =
         row_in_tile_order<add_row_float<add_step_f16>>;
     t.tile_unit.multiply = multiply_tiles;
+    t.tile_unit.rows = 32;
     return t;
   }();
   return &table;

@@ -53,6 +53,7 @@ template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
+    t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot_few<F, XBlock4>;
     t.qwiden[F] = qwiden<F, 0>;
     t.qwide[F] = qwide<F>;

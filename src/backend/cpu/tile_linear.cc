@@ -10,10 +10,11 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kPart = 256;      // values of k; whole super-blocks of every format
-constexpr int64_t kManyPanels = 8;  // at once with many rows: rows come from memory once for all
-constexpr int64_t kFewPanels = 2;   // with up to kTileRows rows
-constexpr int64_t kMostRows = 512;  // of a chunk: panels are brought to tiles once for all
+constexpr int64_t kPart = 256;       // values of k; whole super-blocks of every format
+constexpr int64_t kParts = 4;        // at once: sums are loaded and stored once for all
+constexpr int64_t kManyPanels = 16;  // at once with many rows: rows come from memory once for all
+constexpr int64_t kFewPanels = 2;    // with up to kTileRows rows
+constexpr int64_t kMostRows = 512;   // of a chunk: panels are brought to tiles once for all
 constexpr int64_t kPackedBytes = 8 << 20;  // of a chunk
 
 class TileLinear final : public LinearKernel {
@@ -40,7 +41,8 @@ class TileLinear final : public LinearKernel {
   int64_t scratch_bytes() const override {
     return weight_numbers() * 2 + kManyPanels * kMostRows * kPanel * 4;
   }
-  int64_t panels_at_once() const override { return kManyPanels; }
+  // Half of what is best for the product: what follows it reads several buffers of this size.
+  int64_t panels_at_once() const override { return kManyPanels / 2; }
 
   void pack_single(const KernelTable& kernels, const void* x, uint8_t* to) const override {
     auto* wide = reinterpret_cast<float*>(to);
@@ -87,14 +89,14 @@ class TileLinear final : public LinearKernel {
   }
 
  private:
-  // Room for all panels at once. Few rows take few panels, and longer parts of them.
-  int64_t weight_numbers() const { return kManyPanels * kPart * kPanel * terms_; }
+  // Tiles of this size stay in the second cache.
+  static constexpr int64_t weight_numbers() { return kManyPanels * kPart * kParts * kPanel; }
 
   void multiply(const KernelTable& kernels, const uint16_t* x, int64_t rows, int64_t panel,
                 int64_t count, int64_t begin, const LinearSink& sink, uint8_t* scratch) const {
     auto* weights = reinterpret_cast<uint16_t*>(scratch);
     auto* sums = reinterpret_cast<float*>(scratch + weight_numbers() * 2);
-    int64_t part = rows > kTileRows ? kPart : kPart * kManyPanels / kFewPanels;
+    int64_t part = kPart * kParts / terms_;
     TileProduct t{.weights = weights,
                   .panels = count,
                   .panel_numbers = part * kPanel * terms_,
@@ -114,8 +116,9 @@ class TileLinear final : public LinearKernel {
       kernels.tile_unit.multiply(t);
       t.x += t.steps * kTileRows * kTileStep;
     }
-    for (int64_t i = 0; i < count; ++i)
-      store(sink, begin, panel + i, 0, rows, sums + i * t.panel_sums);
+    for (int64_t r = 0; r < rows; ++r)  // rows are far apart: whole stretches
+      for (int64_t i = 0; i < count; ++i)
+        store(sink, begin, panel + i, r, 1, sums + i * t.panel_sums + r * kPanel);
   }
 
   // Steps of a packed row, an odd number: rows that are a power of two apart would share a few

@@ -141,7 +141,7 @@ TEST_P(TileUnit, RowsAloneAndTogetherHaveTheSameBits) {
   DType dtype = GetParam();
   Rng rng(static_cast<uint64_t>(dtype) + 1);
   for (int64_t k :
-       is_block_type(dtype) ? std::vector<int64_t>{256, 768} : std::vector<int64_t>{1, 33, 555}) {
+       is_block_type(dtype) ? std::vector<int64_t>{256, 1280} : std::vector<int64_t>{1, 33, 1111}) {
     constexpr int64_t kRowsInAll = 83;
     Matrix m = random_matrix(rng, *table, dtype, 11 * kPanel - 5, k);
     auto kernel = make_tile_linear(*table, &m.weight);

@@ -23,7 +23,7 @@ class Emitter {
         kernels_(kernels),
         chooser_(chooser),
         regions_(regions) {
-    plan_.function = request.name.empty() ? fn_.name() : request.name;
+    plan_.function = request.plan_function();
     plan_.guard = request.guard;
     plan_.bound_symbols = request.bound_symbols;
     bounds_ = symbol_bounds(set_, plan_);

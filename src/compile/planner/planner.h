@@ -35,7 +35,9 @@ struct PlanRequest {
   // Kernels by KernelChoice::group, or kOpByOp, to be taken instead of the one with the least
   // predicted time: what compile/autotune.h has measured.
   std::map<std::string, std::string> forced = {};
-  std::string name = {};  // of the plan; empty: the function's. Trials have names of their own
+  // What the plan computes; empty: the function. Trials, and functions for many rows, differ.
+  std::string name = {};
+  const std::string& plan_function() const { return name.empty() ? function->name() : name; }
 };
 
 // planner/emit.cc: appends a plan for each request to the set, adding the weights, kernels, regions

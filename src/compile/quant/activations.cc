@@ -4,6 +4,7 @@
 // `--activations bf16` also rounds matrices of f32 to bf16, where a kernel multiplies those.
 // `--activations i16` rounds matrices of floats to int16 with a scale for 128 values: the kernel of
 // such a matrix rounds its f32 activations in the same way.
+// `--activations mixed` starts as auto; functions for many rows then take bf16 instead of int8.
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -87,8 +88,8 @@ bool fits_int16(const TensorType& type) {
 void quantize_activations(Module& module, Function& function, const PassContext& context) {
   const std::string& mode = context.options.activations;
   if (mode == "f32") return;
-  if (mode != "auto" && mode != "bf16" && mode != "i16")
-    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16, i16 or f32", mode);
+  if (mode != "auto" && mode != "bf16" && mode != "i16" && mode != "mixed")
+    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16, i16, mixed or f32", mode);
   KernelSet kernels(context.backend);
   bool stored_f32 =
       context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
@@ -119,11 +120,29 @@ void quantize_activations(Module& module, Function& function, const PassContext&
     }
     return copy_node(to, node, inputs);
   });
-  if (mode != "auto" && products && !some && (stored_f32 || mode == "i16"))
+  if ((mode == "bf16" || mode == "i16") && products && !some && (stored_f32 || mode == "i16"))
     fail(ErrorCode::kUnsupported,
          "--activations {0}: {1} has no kernel that multiplies these weights with {0} "
          "activations; use auto or f32",
          mode, context.backend.isa());
+}
+
+void round_to_bf16(Module& module, Function& function, const PassContext& context) {
+  KernelSet kernels(context.backend);
+  rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
+    std::vector<Ref> inputs = in;
+    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kQ8A &&
+        to.node(in[0].node).op->name == "quantize") {
+      Ref x = to.node(in[0].node).inputs[0];
+      // Rows that ask for logits are few.
+      std::vector<std::string> symbols = to.tensor(x).extent(0).symbols();
+      bool few = std::find(symbols.begin(), symbols.end(), "R") != symbols.end();
+      if (!few && takes(kernels, to, node, in, DType::kBF16, to.tensor(in[1]).dtype))
+        inputs[0] = to.add("quantize", {x}, Value::Object{{"format", dtype_name(DType::kBF16)}});
+    }
+    return copy_node(to, node, inputs);
+  });
+  remove_dead_code(module, function, context);
 }
 
 }  // namespace tokamak

@@ -1,0 +1,140 @@
+// --activations mixed: plans of few rows multiply int8 activations, plans of many rows bf16 ones,
+// from the same packed weights.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "compile/compiler.h"
+#include "compile/import/model_config.h"
+
+namespace tokamak {
+namespace {
+
+constexpr const char* kDecoder = R"(module mixed format 1
+symbol T in 1..512
+symbol B in 1..64
+symbol R in 1..64
+group full window 0 block 16
+state kv.0 in full per_token {k: f16[kvh=1, hd=32], v: f16[kvh=1, hd=32]}
+weight table : q8_0[v=96, d=64] from table
+weight norm : f32[n=64] from norm
+weight q : q4_0[n=32, k=64] from q
+weight k : q4_k[n=32, k=256] from k
+weight wide : q8_0[n=256, k=64] from wide
+func step {
+  %0 = input ids : i32[t=T]
+  %1 = input pos : i32[t=T]
+  %2 = input seq : i32[t=T]
+  %3 = input slot : i32[t=T]
+  %4 = input q_start : i32[b=B + 1]
+  %5 = input kv_len : i32[b=B]
+  %6 = input out_rows : i32[r=R]
+  %7 = embed(%0, @table)
+  %8 = rms_norm(%7, @norm) {eps=1e-05}
+  %9 = linear(%8, @q)
+  %10 = linear(%8, @wide)
+  %11 = linear(%10, @k)
+  %12 = add(%9, %11)
+  %13 = reduce_sum(%12) {axis=1, keep=1}
+  %14 = mul(%8, %13)
+  %15 = gather(%14, %6)
+  %16 = linear(%15, @table)
+  return logits = %16
+}
+)";
+
+// The kernels of the cpu backend as a processor with AMX has them; it only plans.
+class TilesBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  std::string isa() const override { return "x86_64+amx"; }
+  std::span<const KernelDesc> kernels() const override { return cpu_->kernels(); }
+  int64_t bf16_rows() const override { return 32; }
+  std::unique_ptr<Executable> load(const PlanSet&, const WeightSource&,
+                                   const LoadOptions&) override {
+    fail(ErrorCode::kUnsupported, "it runs nothing");
+  }
+
+ private:
+  std::unique_ptr<Backend> cpu_ = make_backend("cpu", {1, "", 0});
+};
+
+PlanSet compile(const Backend& backend, const char* activations, CompileOptions options = {}) {
+  Module module = parse_module(kDecoder);
+  options.activations = activations;
+  options.context = 128;
+  options.disabled_passes = {"fuse"};  // each product is a call of its own
+  options.verify = {4};
+  ModelConfig config;
+  config.layers = 1;
+  config.vocab = 96;
+  config.hidden = 64;
+  return compile_module(module, config, backend, options);
+}
+
+// "q8a q8a bf16": the activations of the plan's products, in order.
+std::string activations_of(const Plan& plan) {
+  std::string out;
+  for (const KernelCall& call : plan.calls)
+    if (call.op == "linear")
+      out += fmt::format("{}{}", out.empty() ? "" : " ", dtype_name(call.in[0].dtype));
+  return out;
+}
+
+// By the function and the largest value of its first symbol: "step 64".
+std::map<std::string, std::string> products(const PlanSet& set) {
+  std::map<std::string, std::string> out;
+  for (const Plan& plan : set.plans)
+    if (!plan.guard.empty() && plan.function != "sample")
+      out[fmt::format("{} {}", plan.function, plan.guard[0].hi)] = activations_of(plan);
+  return out;
+}
+
+TEST(MixedActivations, ManyRowsTakeBf16) {
+  TilesBackend tiles;
+  PlanSet set = compile(tiles, "mixed");
+  const std::string few = "q8a q8a q8a q8a", many = "bf16 bf16 bf16 bf16";
+  // Rows that ask for logits are few in step.
+  EXPECT_EQ(products(set), (std::map<std::string, std::string>{{"step 31", few},
+                                                               {"step 64", "bf16 bf16 bf16 q8a"},
+                                                               {"step 512", "bf16 bf16 bf16 q8a"},
+                                                               {"decode 1", few},
+                                                               {"decode 8", few},
+                                                               {"decode 31", few},
+                                                               {"decode 64", many},
+                                                               {"verify4 6", few},
+                                                               {"verify4 12", many}}));
+  std::map<std::string, int> times;
+  for (const WeightEntry& w : set.weights) ++times[w.name];
+  for (const auto& [name, n] : times) EXPECT_EQ(n, 1) << name << " is held once";
+  PlanSet usual = compile(tiles, "auto");
+  EXPECT_EQ(set.weights.size(), usual.weights.size());
+  EXPECT_NE(set.numerics_id, usual.numerics_id);
+  for (const auto& [plan, types] : products(usual)) EXPECT_EQ(types, few) << plan;
+}
+
+TEST(MixedActivations, BucketsDivideTheRowsToo) {
+  CompileOptions options;
+  options.shapes = Shapes::kBuckets;
+  for (const auto& [plan, types] : products(compile(TilesBackend(), "mixed", options))) {
+    int64_t size = std::stoll(plan.substr(plan.find(' ')));
+    int64_t rows = plan.starts_with("verify") ? 5 * size : size;
+    EXPECT_EQ(types.starts_with("bf16"), rows >= 32) << plan;
+  }
+}
+
+TEST(MixedActivations, NeedsKernels) {
+  try {
+    compile(*make_backend("ref"), "mixed");
+    FAIL() << "compiled";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(e.what()).find("--activations mixed"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("use auto"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace tokamak
