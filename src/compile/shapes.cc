@@ -92,6 +92,19 @@ std::vector<int64_t> with_few_rows(std::vector<int64_t> tiers, const CompileOpti
   return tiers;
 }
 
+// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 32.
+std::vector<ShapeRange> padded_decode_ranges(int64_t above, int64_t most) {
+  std::vector<ShapeRange> out;
+  int64_t lo = above + 1;
+  for (auto [multiple, up_to] : {std::pair<int64_t, int64_t>{8, kRowsOfMultiples}, {32, most}}) {
+    const int64_t hi = std::min(up_to, most) / multiple * multiple;
+    if (hi < lo) continue;
+    out.push_back({lo, hi, hi, multiple});
+    lo = hi + 1;
+  }
+  return out;
+}
+
 }  // namespace
 
 // Rows of padding are a sequence of their own.
@@ -103,19 +116,6 @@ Guards step_guards(const CompileOptions& o) {
                    padded_with(t, o, "B", 1, sequences),
                    padded_with(t, o, "R", 1, std::min(t.hi, o.max_logit_rows))});
     if (o.tree_mask) out.back().push_back(padded_with(t, o, "M", 1, t.hi));
-  }
-  return out;
-}
-
-// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 32.
-std::vector<ShapeRange> padded_decode_ranges(int64_t above, int64_t most) {
-  std::vector<ShapeRange> out;
-  int64_t lo = above + 1;
-  for (auto [multiple, up_to] : {std::pair<int64_t, int64_t>{8, kRowsOfMultiples}, {32, most}}) {
-    const int64_t hi = std::min(up_to, most) / multiple * multiple;
-    if (hi < lo) continue;
-    out.push_back({lo, hi, hi, multiple});
-    lo = hi + 1;
   }
   return out;
 }
