@@ -92,11 +92,11 @@ std::vector<int64_t> with_few_rows(std::vector<int64_t> tiers, const CompileOpti
   return tiers;
 }
 
-// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 32.
+// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 16.
 std::vector<ShapeRange> padded_decode_ranges(int64_t above, int64_t most) {
   std::vector<ShapeRange> out;
   int64_t lo = above + 1;
-  for (auto [multiple, up_to] : {std::pair<int64_t, int64_t>{8, kRowsOfMultiples}, {32, most}}) {
+  for (auto [multiple, up_to] : {std::pair<int64_t, int64_t>{8, kRowsOfMultiples}, {16, most}}) {
     const int64_t hi = std::min(up_to, most) / multiple * multiple;
     if (hi < lo) continue;
     out.push_back({lo, hi, hi, multiple});

@@ -29,7 +29,7 @@ TEST(Shapes, ABackendAsksForPaddedDecodeSteps) {
   EXPECT_EQ(sizes(o), "1-1 pad 0 x1, 1-8 pad 0 x1, 1-100 pad 0 x1");
   o.pads_decode_above = make_backend("cuda")->pads_decode_above();
   EXPECT_EQ(sizes(o),
-            "1-1 pad 0 x1, 1-8 pad 0 x1, 9-64 pad 64 x8, 65-96 pad 96 x32, 1-100 pad 0 x1");
+            "1-1 pad 0 x1, 1-8 pad 0 x1, 9-64 pad 64 x8, 65-96 pad 96 x16, 1-100 pad 0 x1");
   o.max_sequences = 24;
   EXPECT_EQ(sizes(o), "1-1 pad 0 x1, 1-8 pad 0 x1, 9-24 pad 24 x8");
   o.max_sequences = 8;
