@@ -81,6 +81,8 @@ void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::stri
   if (!ref.is_string()) schema_error(path, "$ref", "must be a string");
   if (depth > kMaxRefs) schema_error(path, "$ref", "references lead to references without end");
   auto [target, where] = resolve(ref.as_string(), path);
+  if (std::find(open_.begin(), open_.end(), target) != open_.end())
+    schema_error(path, "$ref", "references lead to references without end");
   add(all, *target, where, depth + 1, parent);
 }
 
@@ -96,8 +98,6 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
   if (silent_.contains(&schema)) parent = kNoParent;
   for (SchemaRef& known : all.schemas)
     if (known.schema == &schema) {
-      if (std::find(open_.begin(), open_.end(), &schema) != open_.end())
-        schema_error(path, "$ref", "references lead to references without end");
       if (parent != kNoParent) known.parents.push_back(parent);
       return;
     }
@@ -125,6 +125,20 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
       add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1, own);
   }
   open_.pop_back();
+}
+
+void SchemaDocument::add_alternative(Conjunction& all, const Value& schema, const std::string& path,
+                                     size_t index) const {
+  // What led to this schema, for the same value: an alternative that leads there never ends.
+  std::vector<size_t> ancestors{index};
+  for (size_t i = 0; i < ancestors.size(); ++i)
+    for (size_t parent : all.schemas[ancestors[i]].parents)
+      if (std::find(ancestors.begin(), ancestors.end(), parent) == ancestors.end())
+        ancestors.push_back(parent);
+  open_.clear();
+  for (size_t i : ancestors) open_.push_back(all.schemas[i].schema);
+  add(all, schema, path, 0, index);
+  open_.clear();
 }
 
 const std::vector<Derived>& SchemaDocument::derived_from(const Value& schema,
@@ -178,7 +192,8 @@ const Value* SchemaDocument::exclusion(const Value& schema, const Conjunction& a
 uint32_t SchemaDocument::types_without(const SchemaRef& s, uint32_t bits) const {
   const Value& excluded = s.schema->at("not");
   if (excluded.has("type")) return bits & ~declared_types(excluded.at("type"), s.path + "/not");
-  if (excluded.has("pattern")) return bits;  // string_fsm()
+  // Whatever is no string matches every pattern. Strings: string_fsm().
+  if (excluded.has("pattern")) return bits & kString;
   const Value* list = excluded.find("enum");
   if (list != nullptr && !list->is_array()) schema_error(s.path, "not/enum", "must be an array");
   Value::Array one{excluded.has("const") ? excluded.at("const") : Value()};
@@ -204,7 +219,10 @@ uint32_t SchemaDocument::types(const Conjunction& all) const {
     std::vector<const Value*> listed;
     if (is_plain_negation(*excluded))
       bits = types_without(s, bits);
-    else if (derived_from(*s.schema, s.path).empty() && !values(all, listed))
+    else if (const std::vector<Derived>& derived = derived_from(*s.schema, s.path);
+             std::none_of(derived.begin(), derived.end(),
+                          [](const Derived& d) { return d.of_not; }) &&
+             !values(all, listed))
       schema_error(s.path, "not", kNegatable);
   }
   return bits;
