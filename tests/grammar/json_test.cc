@@ -233,6 +233,12 @@ TEST(JsonSchema, HostileSchemas) {
   for (int i = 0; i < 40; ++i)
     ways += fmt::format(
         R"("d{0}":{{"anyOf":[{{"$ref":"#/$defs/d{1}"}},{{"$ref":"#/$defs/d{1}"}}]}},)", i, i + 1);
+  std::string nested = R"({"$ref":"#/$defs/d0","$defs":{)";
+  for (int i = 0; i < 3000; ++i)
+    nested +=
+        fmt::format(R"("d{}":{{"oneOf":[{{"$ref":"#/$defs/d{}"}},{{"type":"null"}}]}},)", i, i + 1);
+  EXPECT_NE(error_of(nested + R"("d3000":{"type":"string"}}})").find("nested too deeply"),
+            std::string::npos);
   EXPECT_NE(error_of(ways + R"("d40":{"type":"string"}}})").find("too many alternatives"),
             std::string::npos);
 }

@@ -10,7 +10,8 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr int kMaxRefs = 64;  // references that lead to references
+constexpr int kMaxRefs = 64;           // references that lead to references
+constexpr size_t kMaxAncestors = 200;  // schemas that lead to an alternative, for the same value
 constexpr const char* kNegatable =
     "is only supported with type, enum, const, pattern, bounds, required, properties, items, "
     "contains, $ref, allOf and anyOf";
@@ -131,10 +132,14 @@ void SchemaDocument::add_alternative(Conjunction& all, const Value& schema, cons
                                      size_t index) const {
   // What led to this schema, for the same value: an alternative that leads there never ends.
   std::vector<size_t> ancestors{index};
+  std::vector<bool> known(all.schemas.size(), false);
+  known[index] = true;
   for (size_t i = 0; i < ancestors.size(); ++i)
-    for (size_t parent : all.schemas[ancestors[i]].parents)
-      if (std::find(ancestors.begin(), ancestors.end(), parent) == ancestors.end())
-        ancestors.push_back(parent);
+    for (size_t parent : all.schemas[ancestors[i]].parents) {
+      if (!known[parent]) ancestors.push_back(parent);
+      known[parent] = true;
+    }
+  if (ancestors.size() > kMaxAncestors) schema_error(path, "", "is nested too deeply");
   open_.clear();
   for (size_t i : ancestors) open_.push_back(all.schemas[i].schema);
   add(all, schema, path, 0, index);
