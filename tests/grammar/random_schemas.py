@@ -1,4 +1,4 @@
-"""Random JSON schemas and values for schema_oracle.py: combinations of keywords that nobody would write by hand.
+"""Random JSON schemas and values for schema_oracle.py: combinations of keywords that are seldom written by hand.
 
 Only what jsonschema decides as JSON Schema says: no \\w, \\d or $ before a line break (Python's differ from ECMAScript's), and divisors that floats hold exactly.
 """
