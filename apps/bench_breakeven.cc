@@ -105,14 +105,14 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Where (1 + a + ... + a^k) tokens of a step with k drafts take as long as those of plain steps;
-// 1 or more: never.
-double predicted_breakeven(double ratio, int32_t drafts) {
+// The acceptance a with which a step with k drafts gives this many tokens, 1 + a + ... + a^k. With
+// the time of such a step, in plain steps, as the tokens: where drafts begin to pay; 1: never.
+double acceptance_for(double tokens_per_step, int32_t drafts) {
   double low = 0, high = 1;
   for (int i = 0; i < 60; ++i) {
     double a = (low + high) / 2, tokens = 0, chance = 1;
     for (int32_t k = 0; k <= drafts; ++k, chance *= a) tokens += chance;
-    (tokens < ratio ? low : high) = a;
+    (tokens < tokens_per_step ? low : high) = a;
   }
   return (low + high) / 2;
 }
@@ -126,8 +126,7 @@ Curve measure_curve(const LoadedModel& model, KnownAnswer& oracle, const Breakev
                     const std::vector<int32_t>& answer, StepCost& cost) {
   Curve out;
   for (int i = 0; i <= 10; ++i) out.acceptance.push_back(0.1 * i);
-  std::vector<std::vector<double>> pace(out.acceptance.size());
-  std::vector<double> plain;
+  std::vector<std::vector<double>> speeds(out.acceptance.size());
   out.measured.assign(out.acceptance.size(), 0);
   auto run = [&](int32_t drafts) {
     Timed t = timed_answer(model, f, drafts);
@@ -138,22 +137,23 @@ Curve measure_curve(const LoadedModel& model, KnownAnswer& oracle, const Breakev
   for (int round = 0; round < f.repeat; ++round)
     for (size_t i = 0; i < out.acceptance.size(); ++i) {
       Timed t = run(0);
-      plain.push_back(static_cast<double>(t.tokens) / t.seconds);
+      const double plain = static_cast<double>(t.tokens) / t.seconds;
       oracle.acceptance = out.acceptance[i];
       t = run(f.drafts);
-      pace[i].push_back(static_cast<double>(t.tokens) / t.seconds);
+      speeds[i].push_back(static_cast<double>(t.tokens) / t.seconds / plain);
       out.measured[i] += static_cast<double>(t.tokens) / static_cast<double>(t.steps) / f.repeat;
     }
-  for (auto& p : pace) out.speed.push_back(median_of(p) / median_of(plain));
+  for (auto& s : speeds) out.speed.push_back(median_of(s));
   return out;
 }
 
-// Where the speed becomes 1, between two measured points.
-double measured_breakeven(const Curve& c) {
+// Where the speed becomes 1, between two measured points. Of a few drafts more or less are accepted
+// than the oracle was set to: the points are at what was accepted.
+double measured_breakeven(const Curve& c, int32_t drafts) {
+  auto at = [&](size_t i) { return acceptance_for(c.measured[i], drafts); };
   for (size_t i = 1; i < c.speed.size(); ++i)
     if (c.speed[i - 1] < 1 && c.speed[i] >= 1)
-      return c.acceptance[i - 1] + (c.acceptance[i] - c.acceptance[i - 1]) * (1 - c.speed[i - 1]) /
-                                       (c.speed[i] - c.speed[i - 1]);
+      return at(i - 1) + (at(i) - at(i - 1)) * (1 - c.speed[i - 1]) / (c.speed[i] - c.speed[i - 1]);
   return c.speed.empty() || c.speed[0] >= 1 ? 0 : 1;
 }
 
@@ -175,7 +175,8 @@ void bench_breakeven(BreakevenFlags& f) {
   StepCost cost;
   Curve curve = measure_curve(model, *oracle, f, oracle->answer, cost);
   double ratio = cost.seconds(1 + f.drafts) / cost.seconds(1);
-  double predicted = predicted_breakeven(ratio, f.drafts), measured = measured_breakeven(curve);
+  double predicted = acceptance_for(ratio, f.drafts);
+  double measured = measured_breakeven(curve, f.drafts);
   double off = measured > 0 ? std::abs(predicted - measured) / measured : predicted;
   if (f.json) {
     Value points = Value::array();

@@ -35,14 +35,16 @@ struct Case {
 // Sums over all answers of one kind with one method.
 struct Tally {
   int64_t tokens = 0, steps = 0, drafted = 0, accepted = 0;  // after the first token
-  double cpu_seconds = 0;
-  std::vector<double> seconds;  // by round
-  void add(const Tally& o) {
+  std::vector<double> seconds, cpu_seconds;                  // by round
+  void add(const Tally& o, size_t round) {
     tokens += o.tokens;
     steps += o.steps;
     drafted += o.drafted;
     accepted += o.accepted;
-    cpu_seconds += o.cpu_seconds;
+    seconds.resize(std::max(seconds.size(), round + 1));
+    cpu_seconds.resize(seconds.size());
+    seconds[round] += o.seconds[0];
+    cpu_seconds[round] += o.cpu_seconds[0];
   }
 };
 
@@ -64,7 +66,7 @@ class Answer {
     if (delta.finish == Finish::kNone) return;
     if (delta.finish != Finish::kLength && delta.finish != Finish::kStop)
       error_ = delta.error.empty() ? "the request failed" : delta.error;
-    tally_.cpu_seconds = process_cpu_seconds() - first_cpu_;
+    tally_.cpu_seconds = {process_cpu_seconds() - first_cpu_};
     tally_.seconds = {seconds(SteadyClock().now() - first_)};
     done_ = true;
     ready_.notify_all();
@@ -143,7 +145,7 @@ std::pair<std::vector<int32_t>, Tally> answer(const LoadedModel& model, const Ca
 
 using Tallies = std::map<std::pair<std::string, std::string>, Tally>;  // kind, method
 
-// The methods take turns, so that all meet the same load of the machine.
+// The methods take turns, so that all meet the same load of the machine, and none is always first.
 Tallies measure(const SpeculateFlags& f, const std::vector<std::string>& methods,
                 std::vector<std::string>& kinds) {
   std::vector<LoadedModel> models;
@@ -157,18 +159,16 @@ Tallies measure(const SpeculateFlags& f, const std::vector<std::string>& methods
   Tallies out;
   for (int round = 0; round < f.repeat; ++round)
     for (const Case& c : cases) {
-      std::vector<int32_t> plain;
-      for (size_t m = 0; m < methods.size(); ++m) {
+      std::vector<int32_t> first;
+      for (size_t turn = 0; turn < methods.size(); ++turn) {
+        const size_t m = (turn + static_cast<size_t>(round)) % methods.size();
         auto [ids, tally] = answer(models[m], c, f);
-        if (m == 0) plain = ids;
-        if (ids != plain)
+        if (turn == 0) first = ids;
+        if (ids != first)
           fail(ErrorCode::kInternal,
-               "{}: the answer to a case \"{}\" differs from the one without drafts", methods[m],
+               "{}: the answer to a case \"{}\" differs from the one of another method", methods[m],
                c.kind);
-        Tally& sum = out[{c.kind, methods[m]}];
-        sum.add(tally);
-        sum.seconds.resize(static_cast<size_t>(f.repeat));
-        sum.seconds[static_cast<size_t>(round)] += tally.seconds[0];
+        out[{c.kind, methods[m]}].add(tally, static_cast<size_t>(round));
         bar.update(++done, total);
       }
     }
@@ -181,10 +181,14 @@ Value row_of(const std::string& kind, const std::string& method, const Tally& t,
     std::sort(v.begin(), v.end());
     return v[v.size() / 2];
   };
+  // Two answers in a row meet the same machine; those of different rounds may not.
+  auto against = [&](const std::vector<double>& plain, const std::vector<double>& own) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < own.size(); ++i) ratios.push_back(ratio(plain[i], own[i]));
+    return median(ratios);
+  };
   auto number = [](int64_t n) { return static_cast<double>(n); };
-  double rounds = static_cast<double>(t.seconds.size());
-  double pace = ratio(number(t.tokens) / rounds, median(t.seconds));
-  double plain = ratio(number(off.tokens) / rounds, median(off.seconds));
+  const double tokens = number(t.tokens) / static_cast<double>(t.seconds.size());  // of a round
   return Value::Object{{"kind", kind},
                        {"method", method},
                        {"tokens", t.tokens},
@@ -192,9 +196,10 @@ Value row_of(const std::string& kind, const std::string& method, const Tally& t,
                        {"tokens_per_step", ratio(number(t.tokens), number(t.steps))},
                        {"drafted", t.drafted},
                        {"accepted", t.accepted},
-                       {"tokens_per_second", pace},
-                       {"cpu_ms_per_token", ratio(1e3 * t.cpu_seconds, number(t.tokens))},
-                       {"speed_against_off", ratio(pace, plain)}};
+                       {"tokens_per_second", ratio(tokens, median(t.seconds))},
+                       {"cpu_ms_per_token", ratio(1e3 * median(t.cpu_seconds), tokens)},
+                       {"speed_against_off", against(off.seconds, t.seconds)},
+                       {"cpu_against_off", against(off.cpu_seconds, t.cpu_seconds)}};
 }
 
 void bench_speculate(const SpeculateFlags& f) {
@@ -214,14 +219,15 @@ void bench_speculate(const SpeculateFlags& f) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;
   }
-  fmt::print("{:<12} {:<12} {:>11} {:>9} {:>9} {:>13} {:>10} {:>8}\n", "kind", "method",
-             "tokens/step", "drafted", "accepted", "CPU ms/token", "tokens/s", "to off");
+  fmt::print("{:<12} {:<12} {:>11} {:>9} {:>9} {:>13} {:>10} {:>8} {:>8}\n", "kind", "method",
+             "tokens/step", "drafted", "accepted", "CPU ms/token", "tokens/s", "to off", "CPU");
   for (const Value& r : rows.as_array())
-    fmt::print("{:<12} {:<12} {:>11.2f} {:>9} {:>9} {:>13.2f} {:>10.1f} {:>8.2f}\n",
+    fmt::print("{:<12} {:<12} {:>11.2f} {:>9} {:>9} {:>13.2f} {:>10.1f} {:>8.3f} {:>8.3f}\n",
                r.at("kind").as_string(), r.at("method").as_string(),
                r.at("tokens_per_step").as_double(), r.at("drafted").as_int(),
                r.at("accepted").as_int(), r.at("cpu_ms_per_token").as_double(),
-               r.at("tokens_per_second").as_double(), r.at("speed_against_off").as_double());
+               r.at("tokens_per_second").as_double(), r.at("speed_against_off").as_double(),
+               r.at("cpu_against_off").as_double());
 }
 
 }  // namespace
@@ -249,7 +255,8 @@ void add_bench_speculate(CLI::App& bench) {
                    "maximum number of drafts that continue the same token")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
-  verb->add_option("--repeat", f->repeat, "rounds; the median time is used")
+  verb->add_option("--repeat", f->repeat,
+                   "rounds; medians of their times and of their ratios are printed")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--temperature", f->temperature, "sampling temperature")

@@ -87,6 +87,18 @@ TEST(CallFormats, NamesThatCannotBeWritten) {
   EXPECT_NE(error_of("llama4", std::string(257, 'a')), "");
 }
 
+// The readers take words of at most 256 characters.
+TEST(CallFormats, NumbersHaveFewDigits) {
+  const char* number = R"({"type": "object", "properties": {"a": {"type": "number"}}})";
+  const std::string digits(40, '3');
+  for (auto [format, begin] :
+       {std::pair("llama4", "[add(a=0."), {"gemma", "<start_function_call>call:add{a:0."}}) {
+    CallMask mask(call_format(format, {}, number));
+    EXPECT_TRUE(allows(allowed_after(mask, ids_of(begin + digits.substr(1))), '3')) << format;
+    EXPECT_FALSE(allows(allowed_after(mask, ids_of(begin + digits)), '3')) << format;
+  }
+}
+
 TEST(CallFormats, MarksOfAllFormats) {
   const auto marks = grammar::call_marks();
   for (const char* mark : {"<parameter=", "</function>", "</arg_key>", "<arg_value>",

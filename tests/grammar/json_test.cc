@@ -226,6 +226,21 @@ TEST(JsonSchema, HostileSchemas) {
   std::string again = R"({"properties":{"a":{"$ref":"#/$defs/x"}},"$defs":{"x":{"anyOf":[{})";
   for (int i = 0; i < 100; ++i) again += R"(,{"$ref":"#/$defs/x"})";
   EXPECT_EQ(parameter_types(parse_json(again + "]}}}"), "a"), uint32_t{kAllTypes});
+  // Values of an enum under schemas that refer to themselves, or to others in 2^40 ways.
+  EXPECT_NE(error_of(R"({"anyOf":[{"$ref":"#"}],"enum":[1]})").find("without end"),
+            std::string::npos);
+  std::string ways = R"({"$ref":"#/$defs/d0","enum":[1,"a"],"$defs":{)";
+  for (int i = 0; i < 40; ++i)
+    ways += fmt::format(
+        R"("d{0}":{{"anyOf":[{{"$ref":"#/$defs/d{1}"}},{{"$ref":"#/$defs/d{1}"}}]}},)", i, i + 1);
+  std::string nested = R"({"$ref":"#/$defs/d0","$defs":{)";
+  for (int i = 0; i < 3000; ++i)
+    nested +=
+        fmt::format(R"("d{}":{{"oneOf":[{{"$ref":"#/$defs/d{}"}},{{"type":"null"}}]}},)", i, i + 1);
+  EXPECT_NE(error_of(nested + R"("d3000":{"type":"string"}}})").find("nested too deeply"),
+            std::string::npos);
+  EXPECT_NE(error_of(ways + R"("d40":{"type":"string"}}})").find("too many alternatives"),
+            std::string::npos);
 }
 
 // A token is allowed if and only if some text without repetition goes on with it: the masks of

@@ -5,7 +5,7 @@ Schemas of objects are also checked as parameters of a function, in the formats 
 call with valid arguments must match and must be read as the same arguments, and whatever matches must be read as one call whose arguments are valid.
 
 Every random text of a grammar must be valid under its schema, and no invalid text of schemas.json may match. Random texts of the expressions of
-grammars.json, and changes of them, match or not as in Python; its other grammars have examples. With --suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
+grammars.json, and changes of them, match or not as in Python; its other grammars have examples. The same holds for random schemas (random_schemas.py). With --suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
 """
 import argparse
 import collections
@@ -21,6 +21,8 @@ try:
 except ImportError:
     print("the Python package jsonschema is not installed")
     sys.exit(77)
+
+from random_schemas import RandomSchemas, changed as changed_value
 
 
 class Driver:
@@ -237,17 +239,47 @@ def suite(checks, folder):
                     print(f"{name}: {type(e).__name__}: {str(e)[:100]}")
 
 
+def random_schemas(checks, count, seed):
+    """No random text of a random schema is invalid, and no changed one that matches is. Texts with line breaks are left out: Python's $ is before one, too."""
+    for number in range(count):
+        rng = random.Random(f"{seed} {number}")
+        schema = RandomSchemas(rng).document()
+        validator = validator_of(schema, "draft2020-12")
+        walks = checks.driver.ask(schema=schema, walks=5, seed=number)
+        checks.count["random schemas"] += 1
+        if "error" in walks:
+            checks.count["random schemas: refused"] += 1
+            if not re.search(r"#|too large", walks["error"]):
+                checks.fail(f"random schema {number}: no place in {walks['error']}")
+            continue
+        texts = list(walks["walks"])
+        for _ in range(20 if texts else 0):
+            texts.append(dumps(changed_value(rng, json.loads(rng.choice(texts[:5])))))
+        matches = checks.driver.ask(schema=schema, texts=texts)["matches"]
+        for text, match in zip(texts, matches):
+            checks.count["random schemas: texts"] += 1
+            try:
+                valid = "\\n" in text or validator.is_valid(json.loads(text))
+            except RecursionError:  # a reference to itself, for the same value
+                break
+            if match and not valid:
+                checks.fail(f"random schema {number}: {dumps(schema)} matches the invalid text {text}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--driver", required=True)
     parser.add_argument("--walks", type=int, default=20)
     parser.add_argument("--suite", type=pathlib.Path)
+    parser.add_argument("--random", type=int, default=700, help="number of random schemas")
+    parser.add_argument("--seed", type=int, default=1, help="of the random schemas")
     args = parser.parse_args()
     checks = Checks(Driver(args.driver), args.walks, args.suite is not None)
     own_schemas(checks)
     for name, form, text in checks.unmatched:
         checks.fail(f"{name}: {form}: {text!r} does not match")
     own_grammars(checks)
+    random_schemas(checks, args.random, args.seed)
     if args.suite:
         suite(checks, args.suite)
     print(", ".join(f"{n} {what}" for what, n in checks.count.items()))

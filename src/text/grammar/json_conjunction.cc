@@ -10,7 +10,8 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr int kMaxRefs = 64;  // references that lead to references
+constexpr int kMaxRefs = 64;           // references that lead to references
+constexpr size_t kMaxAncestors = 200;  // schemas that lead to an alternative, for the same value
 constexpr const char* kNegatable =
     "is only supported with type, enum, const, pattern, bounds, required, properties, items, "
     "contains, $ref, allOf and anyOf";
@@ -81,6 +82,8 @@ void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::stri
   if (!ref.is_string()) schema_error(path, "$ref", "must be a string");
   if (depth > kMaxRefs) schema_error(path, "$ref", "references lead to references without end");
   auto [target, where] = resolve(ref.as_string(), path);
+  if (std::find(open_.begin(), open_.end(), target) != open_.end())
+    schema_error(path, "$ref", "references lead to references without end");
   add(all, *target, where, depth + 1, parent);
 }
 
@@ -96,8 +99,6 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
   if (silent_.contains(&schema)) parent = kNoParent;
   for (SchemaRef& known : all.schemas)
     if (known.schema == &schema) {
-      if (std::find(open_.begin(), open_.end(), &schema) != open_.end())
-        schema_error(path, "$ref", "references lead to references without end");
       if (parent != kNoParent) known.parents.push_back(parent);
       return;
     }
@@ -125,6 +126,24 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
       add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1, own);
   }
   open_.pop_back();
+}
+
+void SchemaDocument::add_alternative(Conjunction& all, const Value& schema, const std::string& path,
+                                     size_t index) const {
+  // What led to this schema, for the same value: an alternative that leads there never ends.
+  std::vector<size_t> ancestors{index};
+  std::vector<bool> known(all.schemas.size(), false);
+  known[index] = true;
+  for (size_t i = 0; i < ancestors.size(); ++i)
+    for (size_t parent : all.schemas[ancestors[i]].parents) {
+      if (!known[parent]) ancestors.push_back(parent);
+      known[parent] = true;
+    }
+  if (ancestors.size() > kMaxAncestors) schema_error(path, "", "is nested too deeply");
+  open_.clear();
+  for (size_t i : ancestors) open_.push_back(all.schemas[i].schema);
+  add(all, schema, path, 0, index);
+  open_.clear();
 }
 
 const std::vector<Derived>& SchemaDocument::derived_from(const Value& schema,
@@ -178,7 +197,8 @@ const Value* SchemaDocument::exclusion(const Value& schema, const Conjunction& a
 uint32_t SchemaDocument::types_without(const SchemaRef& s, uint32_t bits) const {
   const Value& excluded = s.schema->at("not");
   if (excluded.has("type")) return bits & ~declared_types(excluded.at("type"), s.path + "/not");
-  if (excluded.has("pattern")) return bits;  // string_fsm()
+  // Whatever is no string matches every pattern. Strings: string_fsm().
+  if (excluded.has("pattern")) return bits & kString;
   const Value* list = excluded.find("enum");
   if (list != nullptr && !list->is_array()) schema_error(s.path, "not/enum", "must be an array");
   Value::Array one{excluded.has("const") ? excluded.at("const") : Value()};
@@ -204,7 +224,10 @@ uint32_t SchemaDocument::types(const Conjunction& all) const {
     std::vector<const Value*> listed;
     if (is_plain_negation(*excluded))
       bits = types_without(s, bits);
-    else if (derived_from(*s.schema, s.path).empty() && !values(all, listed))
+    else if (const std::vector<Derived>& derived = derived_from(*s.schema, s.path);
+             std::none_of(derived.begin(), derived.end(),
+                          [](const Derived& d) { return d.of_not; }) &&
+             !values(all, listed))
       schema_error(s.path, "not", kNegatable);
   }
   return bits;

@@ -56,6 +56,9 @@ class SchemaDocument {
   // holds to.
   void add(Conjunction& all, const Value& schema, const std::string& path, int depth = 0,
            size_t parent = kNoParent) const;
+  // An alternative of the schema `index` of the conjunction.
+  void add_alternative(Conjunction& all, const Value& schema, const std::string& path,
+                       size_t index) const;
   Conjunction single(const Value& schema, const std::string& path) const {
     Conjunction out;
     add(out, schema, path);
@@ -112,8 +115,10 @@ class SchemaDocument {
 
   std::optional<Value> plain_;  // with_plain_references()
   const Value* root_;
-  bool old_draft_ = false;           // siblings of $ref are ignored, items may be an array
-  bool contains_is_silent_ = false;  // draft 2019-09: `contains` does not evaluate items
+  bool old_draft_ = false;            // siblings of $ref are ignored, items may be an array
+  bool contains_is_silent_ = false;   // draft 2019-09: `contains` does not evaluate items
+  mutable int validation_depth_ = 0;  // calls of valid() inside of each other
+  mutable int64_t validations_ = 0;   // all such calls
   mutable std::map<std::string, CharFsm> patterns_;
   mutable std::map<const Value*, std::vector<Derived>> derived_;
   mutable std::map<std::pair<const Value*, bool>, std::optional<Value>> negations_;

@@ -334,7 +334,7 @@ std::vector<Derived> derived_schemas(const Value& schema, const FindSchema& find
     std::optional<Value> negation = negated_schema(*excluded, find);
     if (negation) {
       close_again(schema, *negation);
-      out.push_back({std::move(*negation), ""});
+      out.push_back({std::move(*negation), "", true});
     }
   }
   const Value* condition = schema.find("if");

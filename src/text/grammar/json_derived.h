@@ -31,6 +31,7 @@ bool is_plain_negation(const Value& excluded);
 struct Derived {
   Value schema;
   std::string silent;  // the JSON pointer of the part that says what does not hold
+  bool of_not = false;
 };
 
 // What `if`, `not`, dependentRequired, dependentSchemas and dependencies of a schema say. Sets

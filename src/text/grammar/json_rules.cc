@@ -190,7 +190,8 @@ std::vector<std::string> JsonRules::spellings(const Value& v) const {
   return {json, single + '\''};
 }
 
-// The readers of calls take a number that is not finite for a string.
+// The readers of calls take a number that is not finite for a string, and no word of more than 256
+// characters.
 ExprId JsonRules::integer_body() {
   ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 0, is_plain() ? kUnbounded : 40);
   return ir_.seq({ir_.optional(ir_.bytes("-")),
@@ -198,7 +199,7 @@ ExprId JsonRules::integer_body() {
 }
 
 ExprId JsonRules::number_body() {
-  ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 1, kUnbounded);
+  ExprId digits = ir_.repeat(ir_.chars({{'0', '9'}}), 1, is_plain() ? kUnbounded : 40);
   ExprId sign = ir_.optional(ir_.chars({{'+', '+'}, {'-', '-'}}));
   ExprId power = is_plain() ? digits : ir_.repeat(ir_.chars({{'0', '9'}}), 1, 2);
   return ir_.seq({integer_body(), ir_.optional(ir_.seq({ir_.bytes("."), digits})),

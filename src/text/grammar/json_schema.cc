@@ -135,8 +135,8 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
     Conjunction part = all;
     (one_of ? part.schemas[index].one_of_done : part.schemas[index].any_of_done) = true;
     for (size_t i : chosen)
-      document_.add(part, list.as_array()[i], fmt::format("{}/{}/{}", s.path, keyword, i), 0,
-                    index);
+      document_.add_alternative(part, list.as_array()[i],
+                                fmt::format("{}/{}/{}", s.path, keyword, i), index);
     if (part.never) return;
     parts.push_back(std::move(part));
     schemas.push_back(&list.as_array()[chosen[0]]);

@@ -32,6 +32,9 @@ bool in_range(const Value& s, const char* least, const char* most, size_t size) 
          (high == nullptr || !high->is_number() || count <= high->as_double());
 }
 
+constexpr int kMaxValidationDepth = 400;
+constexpr int64_t kMaxValidations = 300'000;  // inside of others, of one document
+
 Conjunction alone(const SchemaRef& s) { return {false, {{s.schema, s.path, true, true}}}; }
 
 }  // namespace
@@ -43,6 +46,17 @@ bool SchemaDocument::valid(const Value& value, const Value& schema, const std::s
 bool SchemaDocument::valid(const Value& value, const Conjunction& all,
                            const Value* chosen_from) const {
   if (all.never) return false;
+  // References may lead back to a schema for the same value, or to one by very many ways.
+  struct Level {
+    int& depth;
+    ~Level() { --depth; }
+  } level{++validation_depth_};
+  if (validation_depth_ > 1) ++validations_;
+  if (validation_depth_ > kMaxValidationDepth || validations_ > kMaxValidations)
+    schema_error(all.schemas.empty() ? "#" : all.schemas[0].path, "",
+                 validations_ > kMaxValidations
+                     ? "has too many alternatives in combination with others"
+                     : "references lead to references without end");
   for (const SchemaRef& s : all.schemas) {
     const Value* type = s.find("type");
     if (type != nullptr && (declared_types(*type, s.path) & type_of(value)) == 0) return false;
@@ -60,7 +74,8 @@ bool SchemaDocument::valid(const Value& value, const Conjunction& all,
     if (excluded != nullptr && valid(value, *excluded, s.path + "/not")) return false;
     for (const char* keyword : {"anyOf", "oneOf"}) {
       const Value* parts = s.find(keyword);
-      if (parts == nullptr || !parts->is_array()) continue;
+      const bool chosen = keyword[0] == 'a' ? s.any_of_done : s.one_of_done;
+      if (parts == nullptr || !parts->is_array() || chosen) continue;
       auto holds = std::count_if(
           parts->as_array().begin(), parts->as_array().end(),
           [&](const Value& part) { return valid(value, part, s.path + "/" + keyword); });
