@@ -176,6 +176,29 @@ class Hard(Browser):
         page.wait_for_selector(".message:nth-child(6)")
         self.assertEqual((self.texts(page)[1::2], page.locator("#chat-list li").count()), (["one", "two", "three"], 1))
 
+    def test_a_browser_that_keeps_no_data(self):
+        """Where site data is blocked every access to the storage throws."""
+        page = self.open()
+        page.add_init_script("for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {get() { throw new DOMException('denied', 'SecurityError'); }});")
+        page.reload()
+        self.until(page, "document.getElementById('model').value === 'fake'")
+        self.assertIn("conversations end with the tab", page.locator("#status").inner_text())
+        for text in "one", "two":
+            self.ask(page, f"[say {text}]")
+            self.wait(page)
+        self.assertEqual((self.texts(page)[1::2], page.locator("#chat-list li").count()), (["one", "two"], 1))
+        with page.expect_download() as download:
+            page.locator("#export").click()
+        self.assertIn("[say two]", download.value.path().read_text())
+        self.assertEqual(self.errors, [])
+
+    def test_a_missing_key_is_told_where_it_belongs(self):
+        page = self.open()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json={"error": {"message": "x", "code": "invalid_api_key"}}))
+        self.ask(page, "y")
+        self.wait(page)
+        self.assertIn("see Settings", page.locator(".message.assistant .error").inner_text())
+
     def test_everything_by_keyboard(self):
         """A question, its edit, another answer, the branch before, a copy and a deletion without a pointer."""
         page = self.open()
