@@ -70,8 +70,7 @@ class ResidentPages {
     for (unsigned long at = m.begin / page_, end = m.end / page_; at < end;) {
       std::array<uint64_t, 4096> entries;
       size_t wanted = std::min<size_t>(entries.size(), end - at) * sizeof(uint64_t);
-      ssize_t got =
-          ::pread(fd_, entries.data(), wanted, static_cast<off_t>(at * sizeof(uint64_t)));
+      ssize_t got = ::pread(fd_, entries.data(), wanted, static_cast<off_t>(at * sizeof(uint64_t)));
       if (got < static_cast<ssize_t>(sizeof(uint64_t))) break;
       size_t n = static_cast<size_t>(got) / sizeof(uint64_t);
       pages += static_cast<uint64_t>(std::count_if(entries.begin(), entries.begin() + n,
