@@ -16,6 +16,9 @@
 namespace tokamak {
 namespace {
 
+// Defaults of EngineConfig::stream_pace and tpot_target.
+constexpr double kStreamPace = 2.6, kTpotTargetMs = 250;
+
 // "512M", "1.5G", "2 GiB" or bytes; units are powers of 1024.
 std::string size_in_bytes(const std::string& text) {
   char* end = nullptr;
@@ -180,9 +183,11 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   add_batch_flags(verb, flags.model);
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
-          "milliseconds between two tokens of an answer: prompts are cut into chunks small enough "
-          "to keep it (default: 2.6 times the pace without prompts, at least 10; 250 while no "
-          "answer is streamed); 0 = chunks of --max-num-batched-tokens")
+          fmt::format("milliseconds between two tokens of an answer: prompts are cut into chunks "
+                      "small enough to keep it (default: {} times the pace without prompts, at "
+                      "least 10; {} while no answer is streamed); 0 = chunks of "
+                      "--max-num-batched-tokens",
+                      kStreamPace, kTpotTargetMs))
       ->check(CLI::Range(0.0, 1e6));
   verb.add_option("--max-queue", flags.max_queue,
                   "sequences that may wait; further requests get status 429")
@@ -279,8 +284,8 @@ void check_serve_flags(ServeFlags& flags) {
     config.policy = policy;
     config.kv_policy = kv_policy;
     config.max_queue = flags.max_queue;
-    config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms.value_or(250) * 1e6);
-    config.stream_pace = flags.tpot_target_ms ? 0 : 2.6;
+    config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms.value_or(kTpotTargetMs) * 1e6);
+    config.stream_pace = flags.tpot_target_ms ? 0 : kStreamPace;
     config.prefix_cache = !flags.no_prefix_cache;
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;

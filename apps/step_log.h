@@ -1,10 +1,8 @@
 #pragma once
 // A line of JSON for every step of an engine, to see where time goes.
-#include <cstdio>
-#include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/line_file.h"
 #include "engine/step_report.h"
 
 namespace tokamak {
@@ -12,12 +10,11 @@ namespace tokamak {
 // Shared by the engines of a server; they call write() on their threads.
 class StepLog {
  public:
-  explicit StepLog(const std::string& path);  // throws Error
+  explicit StepLog(const std::string& path) : file_("log of steps", path) {}  // throws Error
   void write(const std::string& model, const StepReport& step);
 
  private:
-  std::mutex mutex_;
-  std::unique_ptr<FILE, int (*)(FILE*)> file_;
+  LineFile file_;
 };
 
 }  // namespace tokamak

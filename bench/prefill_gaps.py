@@ -2,7 +2,7 @@
 """How long streams stall while prompts are computed.
 
     bench/prefill_gaps.py MODEL [--tokamak build/release/tokamak] [--streams 1,4,8] [--prompts 1024,3000,500+1000+3000] [--targets default,250,2x]
-                          [--json FILE] [-- SERVE FLAGS...]
+                          [--json FILE] [--step-log FILE] [-- SERVE FLAGS...]
 
 A few streams decode; when their pace is known, a prompt that is not in the cache arrives, or several at once (500+1000). For every target of the time per output token
 (`serve --tpot-target`, in ms, or 2x: twice the pace of the streams; default: without the flag) and every prompt the table has the median gap between two tokens of
@@ -10,7 +10,7 @@ a stream before the prompt and after it (streams grow meanwhile, and their steps
 99th percentile, worst), the worst gap divided by the median before, by the pace, and by what the target allows (the target, or twice the pace where that is longer), and the time to the prompt's
 first token (of the last one, if there are several). The server's own view of the steps with prompts and streams follows: their number, how many took more than 1.1 times the limit they were planned for, and
 an upper bound of the worst such ratio (`tokamak_step_limit_ratio`); then, from its log of steps (`--step-log`), the processor time of the engine's thread per step: the median before, and the longest one meanwhile divided by it. That leaves out
-what the thread waited for a core. The pace at a gap is what streams of that length take without prompts: between the medians before and after, by the number of tokens. All times are measured at the client.
+what the thread waited for a core. Then, how many cores other programs used meanwhile ("others"). Last, the step in which the worst gap ended: its time, processor time, predicted time, limit, prompt tokens and their position. The pace at a gap is what streams of that length take without prompts: between the medians before and after, by the number of tokens. All times are measured at the client.
 
 A prompt of 0 tokens is none: the gaps of --quiet seconds in which nothing but the streams runs, which is what the machine itself adds.
 """
@@ -42,6 +42,7 @@ def parse_args():
     p.add_argument("--settle", type=float, default=1, help="seconds without prompts before each prompt")
     p.add_argument("--quiet", type=float, default=10, help="seconds of a prompt of 0 tokens")
     p.add_argument("--json", type=pathlib.Path, help="also write every step here: start, tokens, ms")
+    p.add_argument("--step-log", help="keep the server's log of steps here")
     mine = sys.argv[1:]
     at = mine.index("--") if "--" in mine else len(mine)
     args = p.parse_args(mine[:at])
@@ -57,6 +58,20 @@ def start_server(args, target):
 
 def prompts_of(args):
     return [[int(n) for n in text.split("+")] for text in args.prompts.split(",")]
+
+
+def others_seconds(server):
+    """Processor seconds of all but the server and this program, and those that were stolen from this virtual machine."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, soft, steal = map(int, open("/proc/stat").readline().split()[1:9])
+    return (user + nice + system + irq + soft + steal) / tick - server.cpu_seconds() - time.process_time()
+
+
+def worst_step(args, worst_end):
+    """The step whose token ended the worst gap: the last one before it arrived."""
+    steps = [json.loads(line) for line in open(args.step_log).read().split("\n")[:-1]]
+    step = max((s for s in steps if s["end"] <= worst_end), key=lambda s: s["end"])
+    return "/".join(f"{step[k]:.4g}" for k in ("ms", "cpu_ms", "predicted_ms", "limit_ms", "prompt_tokens", "depth"))
 
 
 def step_columns(args, start, end, settle):
@@ -152,7 +167,7 @@ def measure_one(args, streams, server, target, sizes, rng):
     ids = lambda n: [rng.randrange(1000, 20000) for _ in range(n)]
     client = Client()
     running, before = open_streams(args, streams, server, client, ids)
-    counted = step_ratios(server)
+    counted, used = step_ratios(server), others_seconds(server)
     start, chunks = time.perf_counter(), []
     if sizes != [0]:
         prompts = [client.open(server, ids(size), 1, progress=True) for size in sizes]
@@ -161,20 +176,22 @@ def measure_one(args, streams, server, target, sizes, rng):
     else:
         client.wait(args.quiet)
         end = time.perf_counter()
+    others = (others_seconds(server) - used) / (end - start)
     client.wait(args.settle)
     if any(s.done for s in running):
         sys.exit("the streams ended before the prompt")
     found = gaps_at(running, start, end + 0.05)
     during = sorted(ms for ms, _ in found)
+    worst_end = max((b - a, b) for s in running for a, b in zip(s.times, s.times[1:]) if start < b <= end + 0.05)[1]
     pace, after = pace_of(running, before, start, end)
     client.close()
     allowed = lambda i: 3 * pace(i) if target is None else max(target, 2 * pace(i))
     share = lambda part: during[int(part * (len(during) - 1))]
     return {"streams": streams, "target_ms": target or "default", "prompt": "+".join(map(str, sizes)), "before_ms": before, "after_ms": after, "median_ms": statistics.median(during), "p90_ms": share(0.9),
-            "p99_ms": share(0.99), "worst_ms": during[-1], "worst_by_before": during[-1] / before,
+            "p99_ms": share(0.99), "worst_ms": during[-1], "p99_by_before": share(0.99) / before, "worst_by_before": during[-1] / before,
             "worst_by_pace": max(ms / pace(i) for ms, i in found),
             "worst_by_allowed": max(ms / allowed(i) for ms, i in found), "ttft_ms": 1e3 * (end - start), **ratio_columns(counted, step_ratios(server)),
-            **step_columns(args, start, end, args.settle), "steps": chunks}
+            **step_columns(args, start, end, args.settle), "others": others, "worst_step": worst_step(args, worst_end), "steps": chunks}
 
 
 def measure(args, server, target, rng):
@@ -189,7 +206,7 @@ def measure(args, server, target, rng):
 def main():
     args, rows, rng = parse_args(), [], random.Random(1)
     folder = tempfile.TemporaryDirectory()
-    args.step_log = f"{folder.name}/steps"
+    args.step_log = args.step_log or f"{folder.name}/steps"
     print(f"load {os.getloadavg()[0]:.2f}; {args.streams} streams; {' '.join(args.serve)}")
     for text in args.targets.split(","):
         target = None if text == "default" else float(text.rstrip("x"))

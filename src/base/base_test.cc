@@ -1,15 +1,22 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/line_file.h"
 #include "base/new_file.h"
 #include "base/rng.h"
 #include "base/sha256.h"
@@ -47,6 +54,37 @@ TEST(Rng, PhiloxKnownAnswers) {
             (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox(~0ull, ~0ull, ~0ull),
             (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(LineFile, AppendsWholeLines) {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("tk_lines_{}", ::getpid());
+  LineFile first("log", path.string()), second("log", path.string());
+  auto write = [](LineFile& file, char c) {
+    for (int i = 0; i < 200; ++i) file.write(std::string(300, c));
+  };
+  std::thread other(write, std::ref(first), 'a'), third(write, std::ref(first), 'b');
+  write(second, 'c');
+  other.join();
+  third.join();
+  std::ifstream in(path);
+  std::map<std::string, int> lines;
+  for (std::string line; std::getline(in, line);) ++lines[line];
+  EXPECT_EQ(lines, (std::map<std::string, int>{{std::string(300, 'a'), 200},
+                                               {std::string(300, 'b'), 200},
+                                               {std::string(300, 'c'), 200}}));
+  std::filesystem::remove(path);
+}
+
+TEST(LineFile, AFullDiskIsOneWarning) {
+  LineFile file("request log", "/dev/full");
+  testing::internal::CaptureStderr();
+  file.write("one");
+  file.write("two");
+  std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_NE(text.find("request log /dev/full"), std::string::npos) << text;
+  EXPECT_THROW(LineFile("log", "/no/such/folder/x"), Error);
 }
 
 TEST(Check, ThrowsInternalWithPlace) {

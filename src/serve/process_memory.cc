@@ -1,9 +1,11 @@
 #include "serve/process_memory.h"
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -53,29 +55,56 @@ bool is_heap(const Mapping& m) {
   return m.path == "[heap]" || (m.path.empty() && m.flags[1] == 'w' && m.begin % kArena == 0);
 }
 
+// Which pages of a mapping are in memory. Unlike /proc/self/smaps it is read for single mappings:
+// those of weights and KV blocks have many pages, and are not needed here.
+class ResidentPages {
+ public:
+  ResidentPages() : fd_(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) {}
+  ~ResidentPages() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  ResidentPages(const ResidentPages&) = delete;
+
+  uint64_t bytes(const Mapping& m) const {
+    uint64_t pages = 0;
+    for (unsigned long at = m.begin / page_, end = m.end / page_; at < end;) {
+      std::array<uint64_t, 4096> entries;
+      size_t wanted = std::min<size_t>(entries.size(), end - at) * sizeof(uint64_t);
+      ssize_t got = ::pread(fd_, entries.data(), wanted, static_cast<off_t>(at * sizeof(uint64_t)));
+      if (got < static_cast<ssize_t>(sizeof(uint64_t))) break;
+      size_t n = static_cast<size_t>(got) / sizeof(uint64_t);
+      pages += static_cast<uint64_t>(std::count_if(entries.begin(), entries.begin() + n,
+                                                   [](uint64_t e) { return e >> 63 != 0; }));
+      at += n;
+    }
+    return pages * page_;
+  }
+
+ private:
+  const int fd_;
+  const uint64_t page_ = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+};
+
 }  // namespace
 
 ProcessMemory process_memory() {
   ProcessMemory memory;
   memory.heap = mapped_heap_bytes();
-  std::ifstream maps("/proc/self/smaps");
+  std::ifstream maps("/proc/self/maps");
+  ResidentPages resident;
   Mapping before, now;
-  for (std::string line; std::getline(maps, line);) {
-    Mapping next;
+  for (std::string line; std::getline(maps, line); before = std::move(now)) {
     int path = 0;
-    unsigned long kib = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s %*s %*s %*s %n", &next.begin, &next.end, next.flags,
-                    &path) == 3) {
-      next.path = line.substr(std::min<size_t>(static_cast<size_t>(path), line.size()));
-      before = std::exchange(now, std::move(next));
-    } else if (std::sscanf(line.c_str(), "Rss: %lu kB", &kib) == 1) {
-      // Model files are shared mappings: they belong to the weights.
-      if (now.path.starts_with("/") && now.flags[3] == 'p') memory.program += kib << 10;
-      if (is_heap(now))
-        memory.heap += kib << 10;
-      else if (is_stack(before, now))
-        memory.stacks += kib << 10;
-    }
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s %*s %*s %*s %n", &now.begin, &now.end, now.flags,
+                    &path) != 3)
+      continue;
+    now.path = line.substr(std::min<size_t>(static_cast<size_t>(path), line.size()));
+    // Model files are shared mappings: they belong to the weights.
+    if (now.path.starts_with("/") && now.flags[3] == 'p') memory.program += resident.bytes(now);
+    if (is_heap(now))
+      memory.heap += resident.bytes(now);
+    else if (is_stack(before, now))
+      memory.stacks += resident.bytes(now);
   }
   return memory;
 }

@@ -10,7 +10,8 @@ struct ProcessMemory {
   uint64_t stacks = 0;
 };
 
-// Reads /proc/self/smaps: about a millisecond. Zeros where the system has no such file.
+// Reads /proc/self/maps and the page table of these parts: a fraction of a millisecond. Zeros where
+// the system has no such files.
 ProcessMemory process_memory();
 
 uint64_t resident_bytes();  // of the whole process; 0: not known

@@ -208,6 +208,17 @@ class OpenApi(unittest.TestCase):
             schema = self.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             self.assertLessEqual(set(known["template"]), set(self.resolve(schema)["properties"]), path)
 
+    def test_streams_have_a_documented_type(self):
+        bodies = [("chat/completions", {"messages": []}), ("completions", {"prompt": "x"}), ("responses", {"input": "x"}), ("messages", {"max_tokens": 1}), ("rag/query", {"query": "x"})]
+        cases = [(f"/v1/{path}", body) for path, body in bodies] + [("/completion", {"prompt": "x"}), ("/api/chat", {}), ("/api/generate", {"prompt": "x"}), ("/v2/models/{name}/generate_stream", {"text_input": "x"})]
+        for path, body in cases:
+            body = {**body, "stream": True, **({"messages": chat("x")["messages"]} if path.endswith(("chat", "messages", "chat/completions")) else {})}
+            if path.startswith("/v2/"):
+                del body["stream"]
+            status, headers, _ = self.server.request("POST", path.replace("{name}", "fake"), {**body, "model": "fake"})
+            documented = self.document["paths"][path]["post"]["responses"]["200"]["content"]
+            self.assertEqual((status, headers["content-type"].split(";")[0] in documented), (200, True), path)
+
     def test_lengths_are_those_of_the_server(self):
         """maxLength counts characters, maxItems members."""
         tried = 0

@@ -155,7 +155,14 @@ class Hard(Browser):
                      {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, "[DONE]")
         self.ask(page, "z" * 30000)
         self.wait(page)
-        self.assertEqual(page.locator(".message.assistant strong").count(), 700)
+        self.assertEqual(len(self.texts(page)[-2]), 30000)
+        self.ask(page, "z" * 250000)
+        self.wait(page)
+        self.assertIn("z…\n(150,000 more characters", self.texts(page)[-2])
+        page.get_by_label("Edit this message").last.click(force=True)
+        self.assertEqual(len(page.locator("#input").input_value()), 250000)
+        page.keyboard.press("Escape")
+        self.assertEqual(page.locator(".message.assistant strong").count(), 1400)
         self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), 1100)
         self.assertEqual(self.errors, [])
 
@@ -175,6 +182,29 @@ class Hard(Browser):
         page.reload()
         page.wait_for_selector(".message:nth-child(6)")
         self.assertEqual((self.texts(page)[1::2], page.locator("#chat-list li").count()), (["one", "two", "three"], 1))
+
+    def test_a_browser_that_keeps_no_data(self):
+        """Where site data is blocked every access to the storage throws."""
+        page = self.open()
+        page.add_init_script("for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {get() { throw new DOMException('denied', 'SecurityError'); }});")
+        page.reload()
+        self.until(page, "document.getElementById('model').value === 'fake'")
+        self.assertIn("conversations end with the tab", page.locator("#status").inner_text())
+        for text in "one", "two":
+            self.ask(page, f"[say {text}]")
+            self.wait(page)
+        self.assertEqual((self.texts(page)[1::2], page.locator("#chat-list li").count()), (["one", "two"], 1))
+        with page.expect_download() as download:
+            page.locator("#export").click()
+        self.assertIn("[say two]", download.value.path().read_text())
+        self.assertEqual(self.errors, [])
+
+    def test_a_missing_key_is_told_where_it_belongs(self):
+        page = self.open()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json={"error": {"message": "x", "code": "invalid_api_key"}}))
+        self.ask(page, "y")
+        self.wait(page)
+        self.assertIn("see Settings", page.locator(".message.assistant .error").inner_text())
 
     def test_everything_by_keyboard(self):
         """A question, its edit, another answer, the branch before, a copy and a deletion without a pointer."""

@@ -22,7 +22,7 @@ class DecodePace {
   void observe(int64_t decodes, double took) {
     if (!covers(decodes)) {
       auto now = static_cast<double>(decodes), before = static_cast<double>(decodes_);
-      most_ = decodes_ == 0 ? took : quartile_ * std::max(1.0, now / before);
+      bound_ = decodes_ == 0 ? took : quartile_ * std::max(1.0, now / before);
       count_ = 0;
     }
     decodes_ = decodes;
@@ -31,14 +31,14 @@ class DecodePace {
     size_t n = std::min(count_, last_.size());
     std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(n));
     quartile_ = sorted[(n - 1) / 4];
-    if (!settled()) quartile_ = std::min(quartile_, most_);
+    if (!settled()) quartile_ = std::min(quartile_, bound_);
   }
 
  private:
   std::array<double, 16> last_{};
   size_t count_ = 0;  // steps in a row with about as many sequences
   int64_t decodes_ = 0;
-  double quartile_ = 0, most_ = 0;
+  double quartile_ = 0, bound_ = 0;
 };
 
 }  // namespace tokamak

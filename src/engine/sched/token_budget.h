@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
 
 #include "base/clock.h"
 #include "engine/sched/decode_pace.h"
@@ -67,19 +66,14 @@ class TokenBudget {
   // Whether the next step should have no prompts, because the pace of this number of decodes was
   // not measured, or not recently. Twice at most where the number is new: the first of two steps
   // in flight is not measured yet when the second one is planned. Prompts do not wait for more than
-  // three steps, however the number changes.
+  // two steps, however the number changes.
   bool measure_pace(int64_t decodes) {
     if (!bounded() || pace_factor_ == 0 || decodes == 0) return false;
-    if (std::exchange(asked_, decodes) != decodes) asks_ = 0;
-    bool known = pace_.covers(decodes) || asks_ == 2 || in_a_row_ >= 2;
-    if (known && ++mixed_ < (pace_.settled() ? kRefresh : kSettle)) {
-      in_a_row_ = 0;
-      return false;
-    }
-    if (!known) ++asks_;
-    mixed_ = 0;
-    ++in_a_row_;
-    return true;
+    if (pace_.covers(decodes))
+      asks_ = 0;
+    else if (asks_ < 2)
+      return ask(asks_ + 1);
+    return ++mixed_ >= (pace_.settled() ? kRefresh : kSettle) && ask(1);
   }
   // A step took this long.
   void observe(const Prompts& prompts, int64_t decodes, Nanos duration) {
@@ -108,6 +102,11 @@ class TokenBudget {
   }
 
  private:
+  bool ask(int asks) {
+    asks_ = asks;
+    mixed_ = 0;
+    return true;
+  }
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
   double alone() const { return pace_.seconds(); }  // of a step without prompts
   // Seconds that these prompts add to a step. Not additive: chunks are priced together.
@@ -135,10 +134,8 @@ class TokenBudget {
   double target_;
   double pace_factor_;  // 0: streamed answers are treated as others
   DecodePace pace_;
-  int64_t asked_ = 0;             // the number of decodes that measure_pace() was called with
-  int asks_ = 0;                  // steps without prompts that were meant to measure it
-  int in_a_row_ = 0;              // of these, of any number of decodes
-  int mixed_ = 0;                 // steps since then
+  int asks_ = 0;                  // steps without prompts that measure_pace() asked for, in a row
+  int mixed_ = 0;                 // steps with prompts since then
   double slack_ = 1;              // how much longer than predicted the last steps took
   double spread_ = kLeastSpread;  // ... and the slowest of many
   Prompts measured_;              // the measured step; no tokens: none yet

@@ -51,11 +51,8 @@ bool Trace::sampled() const { return parent.empty() || (std::stoi(flags, nullptr
 
 RequestLog::RequestLog(const std::string& path, const std::string& collector,
                        const std::string& service)
-    : exporter_(collector.empty() ? nullptr : std::make_unique<TraceExporter>(collector, service)),
-      file_(path.empty() ? nullptr : std::fopen(path.c_str(), "ae"), std::fclose) {
-  if (!path.empty() && file_ == nullptr)
-    fail(ErrorCode::kUnavailable,
-         "cannot write the request log {}: check the folder and its permissions", path);
+    : exporter_(collector.empty() ? nullptr : std::make_unique<TraceExporter>(collector, service)) {
+  if (!path.empty()) file_.emplace("request log", path);
 }
 
 void RequestLog::write(const Trace& trace, const Value& line) {
@@ -64,12 +61,7 @@ void RequestLog::write(const Trace& trace, const Value& line) {
     exporter_->add(
         span_of(line, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
   }
-  if (file_ == nullptr) return;
-  std::string text = dump_json(line) + "\n";
-  std::lock_guard lock(mutex_);
-  bool ok = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
-            std::fflush(file_.get()) == 0;
-  if (!ok && !std::exchange(failed_, true)) log::warn("writing to the request log failed");
+  if (file_) file_->write(dump_json(line));
 }
 
 Value RequestContext::line(int status, const std::string& error) const {

@@ -1,11 +1,11 @@
 #pragma once
 // One line of JSON and one span per generation request, and the trace it belongs to.
-#include <cstdio>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
+#include "base/line_file.h"
 #include "base/value.h"
 #include "serve/http/message.h"
 #include "serve/openai/api_keys.h"
@@ -32,9 +32,7 @@ class RequestLog {
 
  private:
   std::unique_ptr<TraceExporter> exporter_;
-  std::mutex mutex_;
-  std::unique_ptr<FILE, int (*)(FILE*)> file_;
-  bool failed_ = false;
+  std::optional<LineFile> file_;
 };
 
 // What is known about a request before it is parsed.

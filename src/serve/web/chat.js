@@ -1,5 +1,5 @@
 // The chat page: conversations in localStorage, answers streamed from /v1/chat/completions.
-import {addNode, branch, choose, dropNode, loadChat, newChat, openChat, saveChat, selectChat, siblings, watch} from "/web/chats.js";
+import {addNode, branch, choose, dropNode, forgetful, loadChat, newChat, openChat, saveChat, selectChat, siblings, watch} from "/web/chats.js";
 import {startMetrics} from "/web/metrics.js";
 import {startPlan} from "/web/plan.js";
 import {startRag} from "/web/rag.js";
@@ -169,6 +169,7 @@ async function ask(limited = settings.maxTokens !== null) {
   try {
     return await post("/v1/chat/completions", requestBody(limited), running.signal);
   } catch (error) {
+    if (error.status === 401) throw new Error(KEY_NEEDED);
     if (error.code !== "context_length_exceeded") throw error;
     if (limited) return ask(false);
     throw new Error(`${error.message} Start a new chat, or edit an earlier message.`);
@@ -255,6 +256,7 @@ function finish(message, before) {
 // For a model without sampling defaults of its own or from flags: unrestricted sampling is too random for chats with small models.
 const PAGE_DEFAULTS = {temperature: 0.7, topP: 0.95};
 let modelWithoutDefaults = null;
+const KEY_NEEDED = "This server requires an API key: see Settings.";
 
 async function lacksSamplingDefaults() {
   return (await getJson("/props")).has_sampling_defaults === false;
@@ -267,8 +269,9 @@ async function loadModels() {
     $("model").replaceChildren(...data.map((m) => new Option(m.id, m.id)));
     if (data.some((m) => m.id === settings.model)) $("model").value = settings.model;
     if ($("status").classList.contains("error")) status("");
+    if (forgetful) status("This browser keeps no data of this page: conversations end with the tab. Export saves them.");
   } catch (error) {
-    if (error.status === 401) status("This server requires an API key: see Settings.", true);
+    if (error.status === 401) status(KEY_NEEDED, true);
     else failed(error);
   }
 }

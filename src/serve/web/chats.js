@@ -1,8 +1,18 @@
-// Conversations and settings in localStorage. Each conversation has its own key and a revision: a tab never overwrites
+// Conversations and settings in local. Each conversation has its own key and a revision: a tab never overwrites
 // what another tab has written, it continues in a copy. A conversation is a tree: every message knows the one before it,
 // and `leaf` is the end of the branch that is shown.
 const PREFIX = "tokamak-chat:", SETTINGS = "tokamak-settings", FORMER = "tokamak-chat", TAB = "tokamak-tab";
 const FORMAT = "tokamak-chats";
+
+// A browser that keeps no data of pages refuses every access: then conversations end with the tab.
+const memory = () => Object.create({getItem(key) { return this[key] ?? null; }, setItem(key, text) { this[key] = text; }, removeItem(key) { delete this[key]; }});
+function storage(name) {
+  try {
+    return window[name] ?? memory();
+  } catch { return memory(); }
+}
+const local = storage("localStorage"), session = storage("sessionStorage");
+export const forgetful = !(local instanceof Storage);
 
 export const fresh = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
 
@@ -39,7 +49,7 @@ function read(id, saved) {
   return chat;
 }
 
-const stored = (id) => read(id, parse(localStorage.getItem(PREFIX + id)));
+const stored = (id) => read(id, parse(local.getItem(PREFIX + id)));
 
 // ---- the tree ----------------------------------------------------------------------------------------------------
 
@@ -76,14 +86,14 @@ export function dropNode(chat, node) {
 
 // The page once kept a single conversation together with the settings.
 function moveFormer() {
-  const former = parse(localStorage.getItem(FORMER));
+  const former = parse(local.getItem(FORMER));
   if (!former) return;
   const settings = {...former.settings};
   if (settings.maxTokens === 1024) delete settings.maxTokens;  // was the default
   const chat = read(fresh(), {messages: former.messages});
   if (chat.nodes.length) saveChat(chat);
-  if (!localStorage.getItem(SETTINGS)) saveSettings(settings);
-  localStorage.removeItem(FORMER);
+  if (!local.getItem(SETTINGS)) saveSettings(settings);
+  local.removeItem(FORMER);
 }
 
 export const newChat = () => ({id: fresh(), revision: null, updated: 0, nodes: [], leaf: null});
@@ -92,7 +102,7 @@ export const newChat = () => ({id: fresh(), revision: null, updated: 0, nodes: [
 export function loadChat() {
   try {
     moveFormer();
-    const id = sessionStorage.getItem(TAB) ?? listChats()[0]?.id;
+    const id = session.getItem(TAB) ?? listChats()[0]?.id;
     return id ? openChat(id) ?? {...newChat(), id} : newChat();
   } catch { return newChat(); }  // storage is disabled
 }
@@ -100,27 +110,27 @@ export function loadChat() {
 export const openChat = stored;  // null: there is none
 
 // The one to show after a reload.
-export const selectChat = (chat) => sessionStorage.setItem(TAB, chat.id);
+export const selectChat = (chat) => session.setItem(TAB, chat.id);
 
 // Throws when nothing can be stored. True: another tab has changed the conversation meanwhile, and this one became a copy.
 export function saveChat(chat, select = true) {
   const before = stored(chat.id), copied = before !== null && before.revision !== chat.revision;
   const {id: former, ...rest} = chat, id = copied ? fresh() : former, next = {revision: fresh(), updated: Date.now()};
-  if (chat.nodes.length) localStorage.setItem(PREFIX + id, JSON.stringify({...rest, ...next}));
+  if (chat.nodes.length) local.setItem(PREFIX + id, JSON.stringify({...rest, ...next}));
   Object.assign(chat, {id, ...next});  // only now: what could not be stored is tried again
   if (select) selectChat(chat);
   return copied;
 }
 
 export function removeChat(id) {
-  const text = localStorage.getItem(PREFIX + id);
-  localStorage.removeItem(PREFIX + id);
-  return () => localStorage.setItem(PREFIX + id, text);  // undo
+  const text = local.getItem(PREFIX + id);
+  local.removeItem(PREFIX + id);
+  return () => local.setItem(PREFIX + id, text);  // undo
 }
 
 export const titleOf = (chat) => chat.title || (chat.nodes[0]?.content ?? "").slice(0, 80).replace(/\s+/g, " ") || "New chat";
 
-const allChats = () => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX)).map((key) => stored(key.slice(PREFIX.length)))
+const allChats = () => Object.keys(local).filter((key) => key.startsWith(PREFIX)).map((key) => stored(key.slice(PREFIX.length)))
     .filter((chat) => chat?.nodes.length);
 
 // Latest first; with `words`, those that contain all of them.
@@ -148,7 +158,7 @@ export function importChats(text) {
     const chat = read(id, saved), here = stored(id);
     if (!chat?.nodes.length || (here && here.revision === chat.revision)) continue;
     if (here) chat.id = fresh();
-    localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
+    local.setItem(PREFIX + chat.id, JSON.stringify(chat));
     count++;
   }
   return count;
@@ -156,10 +166,10 @@ export function importChats(text) {
 
 export const loadSettings = () => {
   try {
-    return parse(localStorage.getItem(SETTINGS)) ?? {};
+    return parse(local.getItem(SETTINGS)) ?? {};
   } catch { return {}; }
 };
-export const saveSettings = (settings) => localStorage.setItem(SETTINGS, JSON.stringify(settings));
+export const saveSettings = (settings) => local.setItem(SETTINGS, JSON.stringify(settings));
 
 // changed(id): another tab has written that conversation; null: the settings.
 export function watch(changed) {

@@ -35,12 +35,18 @@ function callBox(call) {
                  element("pre", {}, element("code", {textContent: text})));
 }
 
+// Browsers need seconds to lay out a text of megabytes, and draw its end wrongly.
+const LONGEST = 100000;
+function beginning(text) {
+  return text.length <= LONGEST ? text : `${text.slice(0, LONGEST)}…\n(${(text.length - LONGEST).toLocaleString()} more characters: Edit and Copy have all of them)`;
+}
+
 export function fill(body, message) {
   body.replaceChildren();
   if (message.thoughts) body.append(folded(message.content ? "Thoughts" : "Thinking …", message.thoughts, !message.content));
   if (message.role === "user") {
     for (const file of message.files ?? []) body.append(folded(`${file.name} (${file.text.length.toLocaleString()} characters)`, file.text, false));
-    body.append(element("p", {textContent: message.content}));
+    body.append(element("p", {textContent: beginning(message.content)}));
   } else {
     try {
       body.append(render(message.content));
