@@ -19,7 +19,7 @@ namespace {
 
 struct ExplainFlags {
   OpenOptions model;
-  std::string fn = "decode", html, trace;
+  std::string fn, html, trace;
   std::vector<std::string> shape;
   int steps = 5;
   bool run = false, json = false;
@@ -114,7 +114,15 @@ void write_report(const std::string& path, const std::string& text) {
   fmt::print(stderr, "wrote {} ({:.0f} kB)\n", path, static_cast<double>(text.size()) / 1e3);
 }
 
-Value make_report(const ExplainFlags& f, CallProfile& profile) {
+// An encoder has no other function than step.
+std::string usual_function(const std::string& model) {
+  bool encoder = !is_bundle(model) && open_model(model).model.config.embedding.encoder;
+  return encoder ? "step" : "decode";
+}
+
+Value make_report(const ExplainFlags& flags, CallProfile& profile) {
+  ExplainFlags f = flags;
+  if (f.fn.empty()) f.fn = usual_function(f.model.model);
   StepShape shape = parse_shape(f.fn, f.shape);
   Explained model = prepare(f, shape);
   std::string file = machine_file_for(f.model, *model.backend);
@@ -166,7 +174,8 @@ void add_explain_verb(CLI::App& app) {
       "explain",
       "show what a model's plan does at one shape and why: kernels, fusion, memory, passes");
   add_model_argument(*verb, flags->model);
-  verb->add_option("--fn", flags->fn, "step, decode or verify<k>")->capture_default_str();
+  verb->add_option("--fn", flags->fn,
+                   "step, decode or verify<k>; default: decode, or step of an encoder");
   verb->add_option("--shape", flags->shape,
                    "B sequences of S tokens each, e.g. B=8,S=4096; for step also T tokens of the "
                    "step and R rows of logits")

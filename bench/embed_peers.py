@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Embedding throughput next to sentence-transformers: 1,000 texts of 8 to 256 tokens, float32, on the CPU.
 
-    bench/embed_peers.py [--model FOLDER] [--texts 1000] [--rounds 3] [--threads N] [--activations f32,bf16]
+    bench/embed_peers.py [--model FOLDER] [--texts 1000] [--skip 0] [--rounds 3] [--threads N] [--activations f32,bf16]
 
 The engines run in turn, one after the other, as often as --rounds says; the best time of each counts, and the least processor time (user and
 system), which a busy machine changes little. The server is started once and receives the texts
@@ -91,6 +91,7 @@ def main():
     parser.add_argument("--model", default="all-minilm-l6-v2", help="a folder, or a name that tools/get_model.py knows")
     parser.add_argument("--binary", default=str(ROOT / "build" / "release" / "tokamak"))
     parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--skip", type=int, default=0, help="texts before the first one, to measure all of them in several runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--activations", default="f32,bf16", help="servers to start, by their --activations; sentence-transformers has float32")
@@ -100,7 +101,7 @@ def main():
     if not pathlib.Path(model).exists():
         model = subprocess.run([sys.executable, ROOT / "tools" / "get_model.py", "--model", model], check=True, text=True,
                                stdout=subprocess.PIPE).stdout.strip().splitlines()[-1]
-    texts = texts_of(args.texts)
+    texts = texts_of(args.skip + args.texts)[args.skip:]
     engines = [Tokamak(args.binary, model, args.threads, args.batch, a) for a in args.activations.split(",")]
     peer = SentenceTransformers(model, args.threads)
     engines.append(peer)

@@ -13,11 +13,6 @@
 namespace tokamak::cpu {
 namespace {
 
-// In place: a call costs more than the copy.
-inline void copy_panel(const float* from, float* to) {
-  for (int i = 0; i < kPanel; ++i) to[i] = from[i];
-}
-
 int64_t to_panels(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
 class AttendRows final : public CpuOp {
@@ -34,8 +29,7 @@ class AttendRows final : public CpuOp {
 
   int64_t scratch_bytes() const override {
     int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
-    return 4 * (rows * (d_ + wide + 2 * kColumns) + kColumns * (d_ + wide + kKeyPanels * kPanel)) +
-           7 * 64;
+    return 4 * (rows * (d_ + wide + 2 * kColumns) + kColumns * (d_ + wide)) + 6 * 64;
   }
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -82,14 +76,13 @@ class AttendRows final : public CpuOp {
     const KernelTable* kernels;
     int64_t head, first, rows;  // kv head, rows of the step
   };
-  static constexpr int64_t kColumns = 24, kKeyPanels = 6;  // of a block, scored at once
+  static constexpr int64_t kColumns = 24;  // of a block
   struct Work {
     float* keys;    // [rows / 16][d][16], scaled
     float* values;  // [dv / 16][rows][16]
     float* query;   // [columns / 4][d][4]
-    float* scores;  // [columns][rows]
+    float* scores;  // [rows / 16][columns][16]
     float* powers;  // [columns / 4][rows][4]
-    float* dots;    // [panels][columns][16]
     float* sums;    // [dv / 16][columns][16]
   };
   // The columns of a block; the rows that any of them sees are [from, to) of the sequence.
@@ -105,8 +98,7 @@ class AttendRows final : public CpuOp {
     };
     int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
     return {take(rows * d_),       take(rows * wide),     take(kColumns * d_),
-            take(rows * kColumns), take(rows * kColumns), take(kColumns * kKeyPanels * kPanel),
-            take(kColumns * wide)};
+            take(rows * kColumns), take(rows * kColumns), take(kColumns * wide)};
   }
 
   // Keys after the last one are zeros; their scores are hidden. Values have no such rows.
@@ -114,10 +106,17 @@ class AttendRows final : public CpuOp {
     int64_t padded = to_panels(it.rows), wide = to_panels(dv_);
     const float* k = it.in[kKey].f32() + (it.first * kv_heads_ + it.head) * d_;
     const float* v = it.in[kValue].f32() + (it.first * kv_heads_ + it.head) * dv_;
-    for (int64_t j = 0; j < padded; ++j) {
+    for (int64_t j = 0; j < padded; j += kTile) {
       float* to = w.keys + j / kPanel * kPanel * d_ + j % kPanel;
-      for (int64_t i = 0; i < d_; ++i)
-        to[i * kPanel] = j < it.rows ? k[j * kv_heads_ * d_ + i] * scale_ : 0.0f;
+      if (j + kTile <= it.rows) {  // by way of w.query, which is not in use yet
+        it.kernels->pack_x4_floats(k + j * kv_heads_ * d_, kv_heads_ * d_, d_, w.query);
+        for (int64_t i = 0; i < d_; ++i)
+          for (int64_t r = 0; r < kTile; ++r) to[i * kPanel + r] = w.query[i * kTile + r] * scale_;
+      } else {
+        for (int64_t r = 0; r < kTile; ++r)
+          for (int64_t i = 0; i < d_; ++i)
+            to[i * kPanel + r] = j + r < it.rows ? k[(j + r) * kv_heads_ * d_ + i] * scale_ : 0.0f;
+      }
     }
     for (int64_t p = 0; p < wide; p += kPanel)
       for (int64_t j = 0; j < it.rows; ++j) {
@@ -138,17 +137,13 @@ class AttendRows final : public CpuOp {
     }
     load_query(it, w, b);
     score(it, w, b);
-    float inverse[kColumns];
-    int64_t stride = to_panels(most_rows_), n = to_panels(b.to) - b.from;
-    for (int64_t c = 0; c < b.columns; ++c) {
-      float* s = w.scores + c * stride;
-      hide(s, (column + c) / group_, b.from, b.to, n);
-      float max = -std::numeric_limits<float>::infinity(), sum = 0;
-      it.kernels->softmax_tile(s, n, &max, &sum);
-      inverse[c] = 1.0f / sum;
-    }
+    hide(w, b);
+    float sums[kColumns];
+    int64_t keys = to_panels(b.to) - b.from;
+    for (int64_t c = 0; c < b.padded; c += kTile)
+      it.kernels->softmax_x4(w.scores + c * kPanel, b.padded, keys, w.powers + c * keys, sums + c);
     add_values(it, w, b);
-    for (int64_t c = 0; c < b.columns; ++c) store(it, w, b, c, inverse[c]);
+    for (int64_t c = 0; c < b.columns; ++c) store(it, w, b, c, 1.0f / sums[c]);
   }
 
   // Columns of padding are the last one again.
@@ -167,39 +162,38 @@ class AttendRows final : public CpuOp {
   }
 
   void score(const Item& it, const Work& w, const Block& b) const {
-    int64_t stride = to_panels(most_rows_);
-    for (int64_t j = b.from; j < b.to; j += kKeyPanels * kPanel) {
-      int64_t panels = std::min(kKeyPanels, to_panels(b.to - j) / kPanel);
-      std::fill_n(w.dots, panels * b.padded * kPanel, 0.0f);
-      it.kernels->fdot_panels(w.keys + j * d_, kPanel * d_, panels, w.query, kTile * d_, b.padded,
-                              d_, w.dots);
-      for (int64_t p = 0; p < panels; ++p)
-        for (int64_t c = 0; c < b.padded; ++c)
-          copy_panel(w.dots + (p * b.padded + c) * kPanel,
-                     w.scores + c * stride + j - b.from + p * kPanel);
-    }
+    int64_t panels = to_panels(b.to - b.from) / kPanel;
+    std::fill_n(w.scores, panels * b.padded * kPanel, 0.0f);
+    it.kernels->fdot_panels(w.keys + b.from * d_, kPanel * d_, panels, w.query, kTile * d_,
+                            b.padded, d_, w.scores);
   }
 
-  // Scores of rows that `row` does not see, and of padding.
-  void hide(float* s, int64_t row, int64_t from, int64_t to, int64_t n) const {
+  // Scores of rows that a column does not see, and of padding.
+  void hide(const Work& w, const Block& b) const {
     constexpr float kHidden = -std::numeric_limits<float>::infinity();
-    int64_t begin = from, end = to;
-    if (window_ > 0) {
-      begin = std::max(from, row - window_);
-      end = std::min(to, row + window_ + 1);
+    int64_t keys = to_panels(b.to) - b.from;
+    auto fill = [&](int64_t c, int64_t from, int64_t to) {
+      for (int64_t j = from; j < to; ++j)
+        w.scores[(j / kPanel * b.padded + c) * kPanel + j % kPanel] = kHidden;
+    };
+    for (int64_t c = 0; c < b.padded; ++c) {
+      int64_t begin = b.from, end = b.to;
+      if (window_ > 0) {
+        int64_t row = (b.column + std::min(c, b.columns - 1)) / group_;
+        begin = std::max(begin, row - window_);
+        end = std::min(end, row + window_ + 1);
+      }
+      fill(c, 0, begin - b.from);
+      fill(c, end - b.from, keys);
     }
-    std::fill(s, s + begin - from, kHidden);
-    std::fill(s + end - from, s + n, kHidden);
   }
 
-  // Columns of padding hold scores; their sums are not read.
+  // The sums of columns of padding are not read.
   void add_values(const Item& it, const Work& w, const Block& b) const {
-    int64_t stride = to_panels(most_rows_), keys = b.to - b.from, wide = to_panels(dv_);
-    for (int64_t c = 0; c < b.padded; c += kTile)
-      it.kernels->pack_x4_floats(w.scores + c * stride, stride, keys, w.powers + c * keys);
+    int64_t keys = to_panels(b.to) - b.from, wide = to_panels(dv_);
     std::fill_n(w.sums, b.padded * wide, 0.0f);
     it.kernels->fdot_panels(w.values + b.from * kPanel, it.rows * kPanel, wide / kPanel, w.powers,
-                            kTile * keys, b.padded, keys, w.sums);
+                            kTile * keys, b.padded, b.to - b.from, w.sums);
   }
 
   void store(const Item& it, const Work& w, const Block& b, int64_t c, float inverse) const {

@@ -96,13 +96,15 @@ class FloatLinear final : public LinearKernel {
       for (int64_t k = 0; k < w_->k; k += part_) {
         int64_t n = std::min(part_, w_->k - k);
         bool last = k + n == w_->k;
+        int64_t next = last ? first + panels_ : first, next_k = last ? 0 : k + n;
         const float* part = decoded;
         if (floats) part = reinterpret_cast<const float*>(w_->panel(first)) + k * kPanel;
         for (int64_t i = 0; i < count && !floats; ++i)
           w_->decode_panel(kernels, first + i, k, n, decoded + i * n * kPanel);
         for (int64_t r = 0; r < rows; r += kRows) {
           if (floats && panels_ > 1)
-            fetch(last ? first + panels_ : first, end, last ? 0 : k + n, r, rows);
+            prefetch(next, std::min(next + panels_, end), next_k * kPanel * 4,
+                     std::min(part_, w_->k - next_k) * kPanel * 4, r, kRows, rows);
           kernels.fdot_panels(part, floats ? w_->panel_bytes / 4 : n * kPanel, count,
                               x + r * w_->k + k * kTile, kTile * w_->k, std::min(kRows, rows - r),
                               n, sums + r * count * kPanel);
@@ -144,16 +146,6 @@ class FloatLinear final : public LinearKernel {
     for (int64_t r = 0; r < rows; r += kSome)
       for (int64_t i = 0, some = std::min(kSome, rows - r); i < count; ++i)
         store(sink, begin, panel + i * step, r, some, sums + (r * count + i * some) * kPanel);
-  }
-
-  // The next part of f32 panels comes from memory while this one is multiplied: before each kRows
-  // rows, a share of it.
-  void fetch(int64_t panel, int64_t end, int64_t k, int64_t row, int64_t rows) const {
-    int64_t bytes = std::min(part_, w_->k - k) * kPanel * 4;
-    int64_t from = bytes * row / rows / 64 * 64, to = bytes * std::min(row + kRows, rows) / rows;
-    for (int64_t p = panel; p < std::min(panel + panels_, end); ++p)
-      for (int64_t at = from; at < to; at += 64)
-        __builtin_prefetch(w_->panel(p) + k * kPanel * 4 + at, 0, 2);
   }
 
   bool direct_, bf16_;

@@ -121,17 +121,19 @@ struct alignas(16) XPairs4 {
   float scale[kTile];
   int16_t q[kPairBlock / 2][kTile][2];
 };
-// out[row][panel][kPanel] of `blocks` blocks: added to what is there, or to the bias where it is
-// new. Only the first `columns` columns exist.
+// Activation rows times panels, over `blocks` blocks of k: out[row * stride + column]. The product
+// is added to what `out` holds; where `is_new` is set, `out` holds nothing yet and starts from the
+// bias.
 struct PairProduct {
-  const uint8_t* panels;
-  int64_t panel_bytes, count;
-  const XPairs4* x;
-  int64_t x_tile;  // blocks from tile to tile
+  const uint8_t* panels;       // the first block of each
+  int64_t panel_bytes, count;  // from panel to panel; how many
+  const XPairs4* x;            // the first block of each tile of kTile rows
+  int64_t x_tile;              // blocks from tile to tile
   int64_t rows, blocks;
   float* out;
-  int64_t stride, columns;
-  const float* bias;  // may be nullptr
+  int64_t stride;
+  int64_t columns;    // at most count * kPanel: the last panel may be cut
+  const float* bias;  // of the first column; may be nullptr
   bool is_new;
 };
 
@@ -284,6 +286,9 @@ struct KernelTable {
   // One row of an online softmax over n scores: scores become weights, max and sum are updated, the
   // factor for what was accumulated before is returned.
   float (*softmax_tile)(float* scores, int64_t n, float* max, float* sum);
+  // kTile columns of n scores, a multiple of kPanel, at scores[n / kPanel][stride][kPanel]: the
+  // weights become a tile to[n][kTile], their sums are not divided by.
+  void (*softmax_x4)(const float* scores, int64_t stride, int64_t n, float* to, float* sums);
 };
 
 const KernelTable* scalar_table();

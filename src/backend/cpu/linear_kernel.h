@@ -3,6 +3,7 @@
 // several matrices. Activations are first packed, one row or tiles of kTile rows; matrices of
 // the same input type and length read the same packing. What a row's result is does not depend on
 // the tile, the chunk or the thread (kernel_table.h).
+#include <algorithm>
 #include <memory>
 
 #include "backend/cpu/exec.h"
@@ -62,6 +63,15 @@ class LinearKernel {
   void single_by_halves(TwoPanels product, const uint16_t* x, int64_t begin, int64_t end,
                         const LinearSink& sink) const;
   void limit_chunk(int64_t bytes, int64_t tiles, int64_t step);
+  // What is multiplied next comes from memory during this product: prefetches `bytes` bytes at
+  // `offset` of the panels [panel, end), of which rows [row, row + some) of `rows` do their share.
+  void prefetch(int64_t panel, int64_t end, int64_t offset, int64_t bytes, int64_t row,
+                int64_t some, int64_t rows) const {
+    int64_t from = bytes * row / rows / 64 * 64, to = bytes * std::min(row + some, rows) / rows;
+    for (; panel < end; ++panel)
+      for (int64_t at = from; at < to; at += 64)
+        __builtin_prefetch(w_->panel(panel) + offset + at, 0, 2);
+  }
   const Weight* w_;
 
  private:

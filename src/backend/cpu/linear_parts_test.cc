@@ -151,6 +151,92 @@ TEST(FloatLinearParts, GiveTheBitsOfEachRowAlone) {
     }
 }
 
+// Matrices of int16: rows around the numbers that are multiplied at once, a bias, and a last panel
+// that is cut.
+class PairLinearParts : public testing::Test {
+ protected:
+  static constexpr int64_t kRows = 45, kColumns = 10 * kPanel + 5, k = 3 * kPairBlock;
+
+  void fill(float x_size) {
+    Rng rng(5);
+    auto row_bytes = static_cast<int64_t>(dtype_bytes(DType::kInt16G128, k));
+    std::vector<std::byte> rows(static_cast<size_t>(kColumns * row_bytes));
+    w_.resize(kColumns * k), x_.resize(kRows * k), bias_.resize(kColumns);
+    for (float& v : w_) v = static_cast<float>(rng.normal());
+    for (float& v : x_) v = static_cast<float>(rng.normal()) * x_size;
+    for (float& v : bias_) v = static_cast<float>(rng.normal()) * x_size;
+    for (int64_t n = 0; n < kColumns; ++n)
+      encode_row(DType::kInt16G128, w_.data() + n * k, rows.data() + n * row_bytes, k);
+    weight_.matrix = Weight::Matrix::kPairPanel;
+    weight_.dtype = DType::kInt16G128;
+    weight_.n = kColumns, weight_.k = k;
+    weight_.panel_bytes = k / kPairBlock * kPairPanelBlock;
+    panels_.resize(static_cast<size_t>(panels_of(kColumns) * weight_.panel_bytes));
+    for (int64_t p = 0; p < panels_of(kColumns); ++p)
+      pack_pair_panel(rows.data() + p * kPanel * row_bytes, row_bytes,
+                      static_cast<int>(std::min<int64_t>(kPanel, kColumns - p * kPanel)), k,
+                      panels_.data() + p * weight_.panel_bytes);
+    weight_.panels = panels_.data();
+  }
+
+  // The rows from `first` on, multiplied by two threads that divide the panels at `split`.
+  std::vector<float> product(const KernelTable& table, int64_t first, int64_t rows, int64_t split) {
+    auto kernel = make_pair_linear(table, &weight_);
+    std::vector<XPairs4> packed(static_cast<size_t>(kernel->packed_bytes(rows)) / sizeof(XPairs4));
+    auto* tiles = reinterpret_cast<uint8_t*>(packed.data());
+    for (int64_t r = 0; r < rows; r += kTile)
+      kernel->pack_tile(table, x_.data() + (first + r) * k, std::min<int64_t>(kTile, rows - r),
+                        tiles, r / kTile);
+    std::vector<float> out(static_cast<size_t>(rows * kColumns));
+    for (auto [begin, end] : {std::pair{int64_t{0}, split}, {split, panels_of(kColumns)}})
+      kernel->tiles(table, tiles, rows, begin, end,
+                    {out.data() + begin * kPanel, kColumns, bias_.data()}, nullptr);
+    return out;
+  }
+
+  Weight weight_;
+  std::vector<float> w_, x_, bias_;
+  std::vector<uint8_t> panels_;
+};
+
+TEST_F(PairLinearParts, GiveTheBitsOfEachRowAlone) {
+  fill(1.0f);
+  for (const KernelTable* table : available_tables()) {
+    if (!table->pairs.multiply) continue;
+    std::vector<float> alone;
+    for (int64_t r = 0; r < kRows; ++r) {
+      std::vector<float> row = product(*table, r, 1, 0);
+      alone.insert(alone.end(), row.begin(), row.end());
+    }
+    for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 45})
+      for (int64_t split : {int64_t{0}, int64_t{2}, panels_of(kColumns) - 1}) {
+        std::vector<float> out = product(*table, 0, rows, split);
+        EXPECT_EQ(0, std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)))
+            << table->name << ", " << rows << " rows, panels from " << split;
+      }
+  }
+}
+
+// Sums of squares of the tiny numbers are zero; they must not make the scale too small.
+TEST_F(PairLinearParts, AreCloseForNumbersOfAnySize) {
+  for (float size : {1.0f, 1e-25f, 1e12f}) {
+    fill(size);
+    for (const KernelTable* table : available_tables()) {
+      if (!table->pairs.multiply) continue;
+      std::vector<float> out = product(*table, 0, kRows, 3);
+      double error = 0, square = 0;
+      for (int64_t r = 0; r < kRows; ++r)
+        for (int64_t n = 0; n < kColumns; ++n) {
+          double sum = bias_[n];
+          for (int64_t i = 0; i < k; ++i) sum += double{x_[r * k + i]} * w_[n * k + i];
+          double off = (out[r * kColumns + n] - sum) / size;
+          error += off * off, square += sum / size * (sum / size);
+        }
+      EXPECT_LT(error / square, 1e-7) << table->name << ", numbers of size " << size;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearParts,
                          testing::Values(QFormat::kQ4_0, QFormat::kQ8_0, QFormat::kQ4_K,
                                          QFormat::kQ6_K),

@@ -46,8 +46,11 @@ class PairLinear final : public LinearKernel {
         p.blocks = std::min(kPart, blocks_ - b);
         p.panels = w_->panel(first) + b * kPairPanelBlock;
         p.is_new = b == 0;
+        bool last = b + kPart >= blocks_;
+        int64_t next = last ? first + panels_ : first, next_block = last ? 0 : b + kPart;
         for (int64_t r = 0; r < rows; r += kRows) {
-          fetch(first, end, b, r, rows);
+          prefetch(next, std::min(next + panels_, end), next_block * kPairPanelBlock,
+                   std::min(kPart, blocks_ - next_block) * kPairPanelBlock, r, kRows, rows);
           p.rows = std::min(kRows, rows - r);
           p.x = reinterpret_cast<const XPairs4*>(packed) + r / kTile * blocks_ + b;
           p.out = sink.to + r * sink.stride + (first - begin) * kPanel;
@@ -59,18 +62,6 @@ class PairLinear final : public LinearKernel {
 
  private:
   static constexpr int64_t kPart = 2, kRows = 32, kChunkTiles = 64, kChunkBytes = 1 << 20;
-
-  // What follows the part at block b comes from memory while the part is multiplied: a share of it
-  // before each kRows rows.
-  void fetch(int64_t first, int64_t end, int64_t b, int64_t row, int64_t rows) const {
-    b += kPart;
-    if (b >= blocks_) first += panels_, b = 0;
-    int64_t bytes = std::min(kPart, blocks_ - b) * kPairPanelBlock;
-    int64_t from = bytes * row / rows / 64 * 64, to = bytes * std::min(row + kRows, rows) / rows;
-    for (int64_t i = first; i < std::min(first + panels_, end); ++i)
-      for (int64_t at = from; at < to; at += 64)
-        __builtin_prefetch(w_->panel(i) + b * kPairPanelBlock + at, 0, 2);
-  }
 
   int64_t blocks_, panels_;
 };

@@ -11,6 +11,7 @@
 
 namespace {
 
+using tokamak::kInt16Length;
 using tokamak::cpu::kPairBlock;
 using tokamak::cpu::kPairPanelBlock;
 using tokamak::cpu::kPanel;
@@ -19,56 +20,75 @@ using tokamak::cpu::PairProduct;
 using tokamak::cpu::XPairs4;
 
 constexpr int kMostPanels = 3;
-using tokamak::kInt16Length;
 
 // Two values of a row with the weights of each panel. The compiler would load the values of all
 // rows first and run out of registers: the instructions stay together and in order.
-template <int panels, int rows>
+//
+// Other work on the core shares its decoders and its load ports. A broadcast of its own costs an
+// instruction, one inside of each product a load: some rows take one form, some the other
+// (`inside`).
+template <int panels, int rows, bool inside>
 TK_INLINE void add_pairs(__m512i* sums, const __m512i* w, const int16_t* pair) {
   const auto& x = *reinterpret_cast<const int16_t(*)[2]>(pair);
-  __m512i all, a = sums[0];
+  __m512i a = sums[0];
   if constexpr (panels == 1) {
-    asm volatile("vpbroadcastd %3, %1\n\tvpdpwssd %1, %2, %0"
-                 : "+v"(a), "=&v"(all)
-                 : "v"(w[0]), "m"(x));
+    asm volatile("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(a) : "v"(w[0]), "m"(x));
   } else if constexpr (panels == 2) {
-    __m512i b = sums[rows];
+    __m512i b = sums[rows], all;
     asm volatile("vpbroadcastd %5, %2\n\tvpdpwssd %2, %3, %0\n\tvpdpwssd %2, %4, %1"
                  : "+v"(a), "+v"(b), "=&v"(all)
                  : "v"(w[0]), "v"(w[1]), "m"(x));
     sums[rows] = b;
   } else {
-    __m512i b = sums[rows], c = sums[2 * rows];
-    asm volatile(
-        "vpbroadcastd %7, %3\n\tvpdpwssd %3, %4, %0\n\tvpdpwssd %3, %5, %1\n\t"
-        "vpdpwssd %3, %6, %2"
-        : "+v"(a), "+v"(b), "+v"(c), "=&v"(all)
-        : "v"(w[0]), "v"(w[1]), "v"(w[2]), "m"(x));
+    __m512i b = sums[rows], c = sums[2 * rows], all;
+    if constexpr (inside)
+      asm volatile(
+          "vpdpwssd %6%{1to16%}, %3, %0\n\tvpdpwssd %6%{1to16%}, %4, %1\n\t"
+          "vpdpwssd %6%{1to16%}, %5, %2"
+          : "+v"(a), "+v"(b), "+v"(c)
+          : "v"(w[0]), "v"(w[1]), "v"(w[2]), "m"(x));
+    else
+      asm volatile(
+          "vpbroadcastd %7, %3\n\tvpdpwssd %3, %4, %0\n\tvpdpwssd %3, %5, %1\n\t"
+          "vpdpwssd %3, %6, %2"
+          : "+v"(a), "+v"(b), "+v"(c), "=&v"(all)
+          : "v"(w[0]), "v"(w[1]), "v"(w[2]), "m"(x));
     sums[rows] = b;
     sums[2 * rows] = c;
   }
   sums[0] = a;
 }
 
-// The exact sums of one block, times both scales, added to the results.
-template <int panels, int rows, bool first>
+// The exact sums of one block, times both scales, added to the results. `whole`: all columns of
+// the panels exist.
+template <int panels, int rows, bool first, bool whole>
 TK_INLINE void pairs_block(const PairProduct& p, const uint8_t* w, const XPairs4* x, int64_t panel,
                            float* out) {
   __m512i a[panels * rows], zero = _mm512_setzero_si512();
   asm("" : "+v"(zero));  // else gcc 12 fills the array in memory, and it stays there
 #pragma GCC unroll 32
   for (int i = 0; i < panels * rows; ++i) a[i] = zero;
+  out += panel * kPanel;
+  if constexpr (first) {  // in the cache by the time they are written
 #pragma GCC unroll 32
-  for (int i = 0; i < panels * rows; ++i)  // in the cache by the time they are written
-    __builtin_prefetch(out + i % rows * p.stride + (panel + i / rows) * kPanel, 1);
+    for (int i = 0; i < panels * rows; ++i)
+      __builtin_prefetch(out + i % rows * p.stride + i / rows * kPanel, 1);
+  }
   const uint8_t* at = w + kPanel * sizeof(float);
+  const XPairs4* other = x + p.x_tile;  // rows from kTile on
+#pragma GCC unroll 2
   for (int i = 0; i < kPairBlock / 2; ++i, at += 64) {
     __m512i v[panels];
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) v[j] = _mm512_loadu_si512(at + j * p.panel_bytes);
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r)
-      add_pairs<panels, rows>(a + r, v, x[r / kTile * p.x_tile].q[i][r % kTile]);
+    for (int r = 0; r < rows; ++r) {
+      const int16_t* pair = (r < kTile ? x : other)->q[i][r % kTile];
+      if (r % 2 == 1)
+        add_pairs<panels, rows, true>(a + r, v, pair);
+      else
+        add_pairs<panels, rows, false>(a + r, v, pair);
+    }
   }
   __m512 scale[panels], start[panels];
   __mmask16 mask[panels];
@@ -76,31 +96,39 @@ TK_INLINE void pairs_block(const PairProduct& p, const uint8_t* w, const XPairs4
   for (int j = 0; j < panels; ++j) {
     int64_t column = (panel + j) * kPanel, rest = p.columns - column;
     scale[j] = _mm512_loadu_ps(w + j * p.panel_bytes);
-    mask[j] = static_cast<__mmask16>(rest >= kPanel ? 0xffff : (1 << rest) - 1);
+    mask[j] = static_cast<__mmask16>(whole || rest >= kPanel ? 0xffff : (1 << rest) - 1);
     start[j] =
         first && p.bias ? _mm512_maskz_loadu_ps(mask[j], p.bias + column) : _mm512_setzero_ps();
   }
-#pragma GCC unroll 32
-  for (int i = 0; i < panels * rows; ++i) {
-    int j = i / rows, r = i % rows;
-    float* to = out + r * p.stride + (panel + j) * kPanel;
-    __m512 old = first ? start[j] : _mm512_maskz_loadu_ps(mask[j], to);
-    __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(a[i]), scale[j]);
-    __m512 factor = _mm512_set1_ps(x[r / kTile * p.x_tile].scale[r % kTile]);
-    _mm512_mask_storeu_ps(to, mask[j], _mm512_fmadd_ps(sum, factor, old));
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r, out += p.stride) {
+#pragma GCC unroll 4
+    for (int j = 0; j < panels; ++j) {
+      float* to = out + j * kPanel;
+      __m512 old = first   ? start[j]
+                   : whole ? _mm512_loadu_ps(to)
+                           : _mm512_maskz_loadu_ps(mask[j], to);
+      __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(a[j * rows + r]), scale[j]);
+      __m512 factor = _mm512_set1_ps((r < kTile ? x : other)->scale[r % kTile]);
+      sum = _mm512_fmadd_ps(sum, factor, old);
+      if constexpr (whole)
+        _mm512_storeu_ps(to, sum);
+      else
+        _mm512_mask_storeu_ps(to, mask[j], sum);
+    }
   }
 }
 
-template <int panels>
+template <int panels, bool whole>
 TK_INLINE void pairs_rows(const PairProduct& p, int64_t panel) {
   const uint8_t* w = p.panels + panel * p.panel_bytes;
   int64_t r = 0;
   auto run = [&]<int n>() {
     const XPairs4* x = p.x + r / kTile * p.x_tile;
     float* out = p.out + r * p.stride;
-    if (p.is_new) pairs_block<panels, n, true>(p, w, x, panel, out);
+    if (p.is_new) pairs_block<panels, n, true, whole>(p, w, x, panel, out);
     for (int64_t b = p.is_new ? 1 : 0; b < p.blocks; ++b)
-      pairs_block<panels, n, false>(p, w + b * kPairPanelBlock, x + b, panel, out);
+      pairs_block<panels, n, false, whole>(p, w + b * kPairPanelBlock, x + b, panel, out);
     r += n;
   };
   while (p.rows - r >= 2 * kTile) run.template operator()<2 * kTile>();
@@ -112,9 +140,11 @@ TK_INLINE void pairs_rows(const PairProduct& p, int64_t panel) {
 
 void multiply_pairs(const PairProduct& p) {
   int64_t i = 0;
-  for (; p.count - i >= kMostPanels; i += kMostPanels) pairs_rows<kMostPanels>(p, i);
-  if (p.count - i == 2) return pairs_rows<2>(p, i);
-  if (p.count - i == 1) return pairs_rows<1>(p, i);
+  for (; p.columns - i * kPanel >= kMostPanels * kPanel; i += kMostPanels)
+    pairs_rows<kMostPanels, true>(p, i);
+  if (p.count - i == 3) return pairs_rows<3, false>(p, i);
+  if (p.count - i == 2) return pairs_rows<2, false>(p, i);
+  if (p.count - i == 1) return pairs_rows<1, false>(p, i);
 }
 
 // The largest magnitude and the sum of squares of a block of a row.
