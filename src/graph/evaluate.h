@@ -100,7 +100,6 @@ enum class Values : uint8_t {
   kEach,       // finite floating values
   kEachNasty,  // signed zeros, infinities, NaN
 };
-double random_value(Rng& rng, Values kind);
 
 // The numbers that Values::kEach takes.
 enum class SpecialNumbers : uint8_t {

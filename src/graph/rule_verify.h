@@ -67,8 +67,6 @@ std::vector<RuleExpr> ways_to_hold(const RuleExpr& condition);
 std::vector<std::string> open_extents(const RewriteRule& rule);  // names of extents
 // False: a number of the function is rounded, so that it means another one in a finite field.
 bool has_short_numbers(const Module& module, const Function& fn);
-// Rules may state any extents; instances that would take gigabytes are not tried.
-bool is_small(const Function& fn, int64_t most);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
@@ -81,6 +79,8 @@ struct RuleInstance {
 // nullopt: the random choices did not fit together. Equal generators make equal choices.
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng);
+// Rules may state any extents; instances that would take gigabytes are not tried.
+bool is_small(const Function& fn, int64_t most);
 
 // --- rule_values.cc: changes of random inputs.
 // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule changes

@@ -61,7 +61,7 @@ class TokenShapes {
   std::string shape(std::string_view text) const;
 
   const Kind kind_;
-  std::vector<Node> nodes_;  // and one behind the last
+  std::vector<Node> nodes_;  // and one past the last
   std::vector<int32_t> tokens_, others_;
   std::vector<uint32_t> roots_;
   size_t deepest_ = 0;

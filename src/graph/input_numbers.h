@@ -1,11 +1,15 @@
 #pragma once
-// Values of inputs at which a comparison in a graph may change, from the numbers in its text.
+// Numbers for the inputs of a graph: random ones, and those at which a comparison in the graph may
+// change, from the numbers in its text.
 #include <set>
 #include <vector>
 
+#include "graph/evaluate.h"
 #include "tensor/dtype.h"
 
 namespace tokamak {
+
+double random_value(Rng& rng, Values kind);
 
 // The numbers, those on both sides of them, and what gives one of them when it is squared,
 // multiplied or added.
