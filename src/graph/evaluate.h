@@ -106,7 +106,7 @@ enum class SpecialNumbers : uint8_t {
   kSome,      // a short list
   kStated,    // the module's numbers
   kCombined,  // all combinations of the module's numbers and what they give
-  kInverted,  // what an elementary function takes to one of the module's numbers
+  kInverted,  // numbers that an elementary function maps to one of the module's
 };
 
 struct InputHints {

@@ -11,12 +11,12 @@ namespace tokamak {
 
 double random_value(Rng& rng, Values kind);
 
-// The numbers, those on both sides of them, and what gives one of them when it is squared,
-// multiplied or added.
+// The numbers, their neighbours on both sides, and numbers whose squares, products or sums are one
+// of them.
 std::vector<double> combined_numbers(const std::set<double>& numbers);
 
-// What an elementary function takes to one of them (asin, log, 1/x, the inverse of erf ...), with
-// the neighbours in float32: one of these is often exact.
+// Numbers that an elementary function maps to one of them (by asin, log, 1/x, the inverse of erf
+// ...), with their neighbours in float32: one of these is often mapped exactly.
 std::vector<double> inverted_numbers(const std::set<double>& numbers);
 
 float round_to(DType dtype, double value);  // f32, f16 or bf16
