@@ -19,7 +19,6 @@ constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // a rule with fewer instances counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
-constexpr int kFirst = 12;   // trials before the long ones
 constexpr int kRounded = 8;  // long instances of a rule that names a type of 16 bits
 // How far a stated range must reach in both directions; an assumed one, beyond what models compute.
 constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
@@ -90,7 +89,6 @@ class Verifier {
   }
 
   RuleVerdict run() {
-    if (!small_instances_agree()) return std::move(verdict_);
     for (const Trial& t : fixed_trials())
       if (!run_fixed(t)) return std::move(verdict_);
     while (verdict_.instances < effort_.instances && verdict_.tries < effort_.tries) {
@@ -245,21 +243,6 @@ class Verifier {
       if (vast && !numbers.empty() && !borders(start, t, numbers)) return false;
     }
     return true;
-  }
-
-  // Most wrong rules differ in the first small instance that fits: no need for long ones. What is
-  // tried afterwards does not depend on it.
-  bool small_instances_agree() {
-    const Rng start = rng_;
-    bool same = true;
-    for (int i = 0; i < kFirst && same; ++i) {
-      Trial t = trial(i % kKinds);
-      if (t.style.extents != Extents::kSmall || t.in_field) continue;
-      auto made = make_instance(rule_, literals_, t.style, rng_);
-      same = !made || compare(*made, t, false) != Tried::kRefuted;
-    }
-    rng_ = start;
-    return same;
   }
 
   Trial trial(int kind) {
