@@ -14,7 +14,7 @@
 namespace tokamak {
 namespace {
 
-// The parser takes a number that is too large for the largest one, and a negative one as well.
+// CLI11 accepts numbers that are too large or negative, and turns them into others.
 std::string check_seed(const std::string& text) {
   errno = 0;
   std::strtoull(text.c_str(), nullptr, 0);

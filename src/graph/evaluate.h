@@ -100,14 +100,13 @@ enum class Values : uint8_t {
   kEach,       // finite floating values
   kEachNasty,  // signed zeros, infinities, NaN
 };
-double random_value(Rng& rng, Values kind);
 
 // The numbers that Values::kEach takes.
 enum class SpecialNumbers : uint8_t {
   kSome,      // a short list
   kStated,    // the module's numbers
   kCombined,  // all combinations of the module's numbers and what they give
-  kInverted,  // what an elementary function takes to one of the module's numbers
+  kInverted,  // numbers that an elementary function maps to one of the module's
 };
 
 struct InputHints {

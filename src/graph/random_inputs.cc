@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "graph/evaluate.h"
+#include "graph/input_numbers.h"
 #include "graph/random_lists.h"
-#include "graph/special_numbers.h"
 #include "ops/sampling.h"
 #include "tensor/block_formats.h"
 

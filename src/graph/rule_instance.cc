@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "graph/evaluate.h"
+#include "graph/input_numbers.h"
 #include "graph/rule_verify.h"
 #include "graph/text_format.h"
 
@@ -465,6 +466,17 @@ class InstanceMaker {
 };
 
 }  // namespace
+
+bool is_small(const Function& fn, int64_t most) {
+  int64_t total = 0;
+  for (const Node& node : fn.nodes())
+    for (const Type& t : node.outputs)
+      if (t.kind == Type::Kind::kTensor) {
+        int64_t n = t.tensor.elements().constant().value_or(most);
+        if (n >= most || (total += n) >= most) return false;
+      }
+  return true;
+}
 
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng) {

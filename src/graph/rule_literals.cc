@@ -73,17 +73,6 @@ bool has_short_numbers(const Module& module, const Function& fn) {
   return true;
 }
 
-bool is_small(const Function& fn, int64_t most) {
-  int64_t total = 0;
-  for (const Node& node : fn.nodes())
-    for (const Type& t : node.outputs)
-      if (t.kind == Type::Kind::kTensor) {
-        int64_t n = t.tensor.elements().constant().value_or(most);
-        if (n >= most || (total += n) >= most) return false;
-      }
-  return true;
-}
-
 std::vector<std::string> open_extents(const RewriteRule& rule) {
   std::vector<std::string> names = rule.shape_names;
   for (const RuleTerm& term : rule.terms)

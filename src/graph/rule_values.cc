@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "graph/input_numbers.h"
 #include "graph/rule_verify.h"
-#include "graph/special_numbers.h"
 
 namespace tokamak {
 

@@ -13,19 +13,19 @@ namespace {
 constexpr double kDelta = 1e-10;     // relative error per node that a real rule may have
 constexpr double kF32Delta = 2e-7;   // where a "~" number is a constant, which is stored as f32
 constexpr double kNearDelta = 4e-6;  // where "~" numbers are off by 1e-6
-// How much more sensitive to rounding than the pattern the replacement may be.
+// The replacement may be this many times more sensitive to rounding than the pattern.
 constexpr double kUnstable = 1e4, kUnstableMixed = 1e7;
 constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
-constexpr int kEnough = 6;  // instances without which a rule counts as never applying
+constexpr int kEnough = 6;  // a rule with fewer instances counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
 constexpr int kRounded = 8;  // long instances of a rule that names a type of 16 bits
-// What a stated range contains, in both directions; an assumed one, more than models compute.
+// How far a stated range must reach in both directions; an assumed one, beyond what models compute.
 constexpr double kLeastRange = 50, kLeastAssumed = 1e6;
 constexpr size_t kMostNamed = 15;  // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
 constexpr double kHugeNumber = 1e25;
-constexpr double kHugeExtent = 513;   // usual instances have no longer axis
+constexpr double kHugeExtent = 513;   // the longest axis of usual instances
 constexpr double kLongest = 1 << 20;  // axis that is made to pass a number of the instance
 
 bool all_in_field(const RewriteRule& rule) {
@@ -123,7 +123,7 @@ class Verifier {
 
   struct Ways {
     std::vector<RuleExpr> all;
-    std::set<size_t> tried;  // those by which alone the condition was true
+    std::set<size_t> tried;  // those that made the condition true on their own
   };
 
   void note_ways(const RuleInstance& x, const RuleMatch& match) {

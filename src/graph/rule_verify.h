@@ -16,7 +16,7 @@ struct VerifyEffort {
   int instances = 80;  // to compare
   int tries = 8000;    // random instances that may be made to get them
   uint64_t seed = 1;
-  int rounds = 2;  // independent ones: a single seed misses about one wrong rule in 200
+  int rounds = 2;  // with seeds of their own: a single one misses about one wrong rule in 200
 };
 
 struct RuleVerdict {
@@ -45,9 +45,9 @@ struct InstanceStyle {
   bool jitter = false;  // "~" numbers are off by almost as much as the matcher allows
   int64_t vast = 4097;
   bool integers = false;  // variables of any type hold integers
-  // The number chosen as number `first` is `second`.
+  // Replaces the random choice number `first` by the value `second`.
   std::optional<std::pair<size_t, double>> set = std::nullopt;
-  // The extent named `first` is `second`; everything else is chosen as without it.
+  // Sets the extent named `first` to `second`; all other choices stay the same.
   std::optional<std::pair<std::string, int64_t>> stretch = std::nullopt;
 };
 struct RuleLiterals {
@@ -62,13 +62,12 @@ struct RuleLiterals {
   bool rounds = false;  // names a type of 16 bits
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
-// What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
+// The ways in which a condition can hold: operands of "or", of a negated "and", of a product that
+// is 0.
 std::vector<RuleExpr> ways_to_hold(const RuleExpr& condition);
 std::vector<std::string> open_extents(const RewriteRule& rule);  // names of extents
 // False: a number of the function is rounded, so that it means another one in a finite field.
 bool has_short_numbers(const Module& module, const Function& fn);
-// Rules may state any extents; instances that would take gigabytes are not tried.
-bool is_small(const Function& fn, int64_t most);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
@@ -81,6 +80,8 @@ struct RuleInstance {
 // nullopt: the random choices did not fit together. Equal generators make equal choices.
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng);
+// Rules may state any extents; instances that would take gigabytes are not tried.
+bool is_small(const Function& fn, int64_t most);
 
 // --- rule_values.cc: changes of random inputs.
 // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule changes

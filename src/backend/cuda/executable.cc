@@ -200,7 +200,7 @@ void CudaExecutable::launch_waiting() {
   }
 }
 
-// By what is thrown. Launches that were made may still use the pinned memory of the step.
+// Records the current exception. Earlier launches may still use the pinned memory of the step.
 void CudaExecutable::fail_step() {
   step_->error = std::current_exception();
   driver().stream_wait(stream_.get());  // its errors do not matter

@@ -1,5 +1,5 @@
 #pragma once
-// Tokens that differ only in characters that a grammar does not tell apart there, as one.
+// Groups tokens that differ only in characters that a grammar treats alike.
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -38,13 +38,13 @@ class TokenShapes {
   std::span<const uint32_t> roots() const { return roots_; }
   const Node& node(size_t i) const { return nodes_[i]; }
   size_t deepest() const { return deepest_; }
-  // That end at the node.
+  // Tokens that end at the node.
   std::span<const int32_t> tokens(size_t node) const { return between(node, node + 1); }
-  // That end below it.
+  // Tokens that end below the node.
   std::span<const int32_t> tokens_below(size_t node) const {
     return between(node + 1, nodes_[node].end);
   }
-  // Both.
+  // Tokens that end at or below the node.
   std::span<const int32_t> tokens_from(size_t node) const {
     return between(node, nodes_[node].end);
   }
@@ -61,7 +61,7 @@ class TokenShapes {
   std::string shape(std::string_view text) const;
 
   const Kind kind_;
-  std::vector<Node> nodes_;  // and one behind the last
+  std::vector<Node> nodes_;  // and one past the last
   std::vector<int32_t> tokens_, others_;
   std::vector<uint32_t> roots_;
   size_t deepest_ = 0;

@@ -1,10 +1,9 @@
-#include "graph/special_numbers.h"
+#include "graph/input_numbers.h"
 
 #include <cmath>
 #include <limits>
 #include <numbers>
 
-#include "graph/evaluate.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
