@@ -1,6 +1,7 @@
 // Runs the table of op cases: every backend against ref, ref against double precision.
-//   op_tests [--backend cpu|cuda|cuda-emulated|ref] [--filter TEXT] [--list] [--part 1/2] [--perf]
-//   [--levels] [--threads N]
+//   op_tests [--backend cpu|cuda|cuda-emulated|ref, or several: ref,cpu] [--filter TEXT] [--list]
+//   [--part 1/2] [--perf] [--levels] [--threads N]
+// Several backends share the results of ref, which take longest.
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>
@@ -29,12 +30,27 @@ namespace tokamak::testing {
 namespace {
 
 struct Options {
-  std::string backend = "cpu", filter;
+  std::vector<std::string> backends = {"cpu"};
+  std::string filter;
   bool list = false, perf = false;
   bool levels = false;  // odd sizes, at each instruction-set level of cpu that this machine has
   int threads = 2;
   size_t part = 0, parts = 1;  // every parts-th case, from the part-th on
 };
+
+std::vector<std::string> parse_backends(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at <= text.size();) {
+    size_t end = std::min(text.find(',', at), text.size());
+    std::string name = text.substr(at, end - at);
+    if (name != "cpu" && name != "ref" && name != "cuda" && name != "cuda-emulated")
+      fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu, cuda, cuda-emulated or ref",
+           name);
+    names.push_back(std::move(name));
+    at = end + 1;
+  }
+  return names;
+}
 
 Options parse(int argc, char** argv) {
   Options o;
@@ -45,7 +61,7 @@ Options parse(int argc, char** argv) {
       return std::string(argv[++i]);
     };
     if (arg == "--backend")
-      o.backend = value();
+      o.backends = parse_backends(value());
     else if (arg == "--filter")
       o.filter = value();
     else if (arg == "--threads")
@@ -68,10 +84,6 @@ Options parse(int argc, char** argv) {
            "--threads",
            arg);
   }
-  if (o.backend != "cpu" && o.backend != "ref" && o.backend != "cuda" &&
-      o.backend != "cuda-emulated")
-    fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu, cuda, cuda-emulated or ref",
-         o.backend);
   return o;
 }
 
@@ -205,41 +217,63 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
   return {last.f.begin(), last.f.end()};
 }
 
+// One backend's share of the cases.
+struct Checked {
+  std::string name;
+  std::unique_ptr<Backend> backend;
+  int ran = 0, failures = 0, unsupported = 0;
+};
+
+// What is wrong with the results; empty if nothing is. `reference` is filled by the first backend
+// that needs it.
+std::string check_case(const OpCase& c, const CasePlan& plan, Checked& b, Backend& ref,
+                       std::vector<float>& reference) {
+  const bool oracle = b.name == "ref";
+  if (reference.empty()) reference = run_case(build_case(c, ref), ref);
+  std::vector<float> want = oracle ? in_double(c, plan) : reference;
+  std::vector<float> got = oracle ? reference : run_case(plan, *b.backend);
+  if (oracle && want.empty()) want = got;  // no oracle: only checks that values are finite
+  double bound = !oracle ? c.bound : c.stored == DType::kF32 ? 1e-12 : 0;
+  double error = error_of(got, want);
+  return error <= bound ? "" : fmt::format("error {:.3g}, bound {:.3g}", error, bound);
+}
+
 int check(const Options& options, const std::vector<OpCase>& cases) {
-  auto backend = make(options.backend, options.threads), ref = make("ref", 1);
-  int failures = 0, ran = 0, unsupported = 0;
+  auto ref = make("ref", 1);
+  std::vector<Checked> backends;
+  for (const std::string& name : options.backends)
+    backends.push_back({name, make(name, options.threads)});
   for (const OpCase& c : cases) {
-    CasePlan plan = build_case(c, *backend);
-    if (!plan.supported) {
-      ++unsupported;
-      continue;
-    }
-    std::string problem;
-    try {
-      bool oracle = options.backend == "ref";
-      CasePlan expected_plan = build_case(c, *ref);
-      std::vector<float> want =
-          oracle ? in_double(c, expected_plan) : run_case(expected_plan, *ref);
-      std::vector<float> got = run_case(plan, *backend);
-      if (oracle && want.empty()) want = got;  // no oracle: only checks that values are finite
-      double bound = !oracle ? c.bound : c.stored == DType::kF32 ? 1e-12 : 0;
-      double error = error_of(got, want);
-      if (!(error <= bound)) problem = fmt::format("error {:.3g}, bound {:.3g}", error, bound);
-    } catch (const Error& e) {
-      if (e.code() == ErrorCode::kUnsupported && !c.region) {
-        ++unsupported;
+    std::vector<float> reference;
+    for (Checked& b : backends) {
+      CasePlan plan = build_case(c, *b.backend);
+      if (!plan.supported) {
+        ++b.unsupported;
         continue;
       }
-      problem = e.what();
+      std::string problem;
+      try {
+        problem = check_case(c, plan, b, *ref, reference);
+      } catch (const Error& e) {
+        if (e.code() == ErrorCode::kUnsupported && !c.region) {
+          ++b.unsupported;
+          continue;
+        }
+        problem = e.what();
+      }
+      ++b.ran;
+      if (problem.empty()) continue;
+      ++b.failures;
+      fmt::print("FAILED {} on {}: {}\n", c.name, b.name, problem);
     }
-    ++ran;
-    if (problem.empty()) continue;
-    ++failures;
-    fmt::print("FAILED {}: {}\n", c.name, problem);
   }
-  fmt::print("{} ({}): {} cases, {} failed, {} without a kernel\n", options.backend, backend->isa(),
-             ran, failures, unsupported);
-  return failures == 0 && ran > 0 ? 0 : 1;
+  bool good = true;
+  for (const Checked& b : backends) {
+    fmt::print("{} ({}): {} cases, {} failed, {} without a kernel\n", b.name, b.backend->isa(),
+               b.ran, b.failures, b.unsupported);
+    good = good && b.failures == 0 && b.ran > 0;
+  }
+  return good ? 0 : 1;
 }
 
 // Seconds of one call of the op: a plan with many calls minus a plan with one.
@@ -270,13 +304,14 @@ std::string with_share(double figure, double peak) {
 }
 
 int perf(const Options& options, const std::vector<OpCase>& cases) {
-  auto backend = make(options.backend, options.threads);
+  const std::string& name = options.backends.front();
+  auto backend = make(name, options.threads);
   cpu::ArithmeticPeak peak = cpu::arithmetic_peak(cpu::choose_table()->name, options.threads);
   fmt::print(
       "{} ({}), {} threads; measured peaks: memory {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} "
       "G operations/s; the share of GB/s is of reading as many bytes as the case moves\n",
-      options.backend, backend->isa(), options.threads,
-      read_speed(options.threads, 256 << 20, 0.2) / 1e9, peak.f32 / 1e9, peak.i8 / 1e9);
+      name, backend->isa(), options.threads, read_speed(options.threads, 256 << 20, 0.2) / 1e9,
+      peak.f32 / 1e9, peak.i8 / 1e9);
   fmt::print("{:44} {:>10} {:>15} {:>15}\n", "case", "us", "GB/s  peak", "GOP/s  peak");
   std::map<int64_t, double> read;  // by footprint
   for (const OpCase& c : cases) {
