@@ -60,20 +60,26 @@ inline void sync_block() { simt::wait_block(); }
 inline void sync_warp() { simt::wait_warp(); }
 inline unsigned warp_ballot(bool x) {
   simt::publish(&x, sizeof x);
-  unsigned bits = 0;
-  for (unsigned lane = 0; lane < 32; ++lane)
-    if (*simt::published(lane) != std::byte{0}) bits |= 1u << lane;
+  auto collect = [](float* out) {
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (*simt::published(lane) != std::byte{0}) bits |= 1u << lane;
+    std::memcpy(out, &bits, sizeof bits);
+  };
+  unsigned bits;
+  std::memcpy(&bits, simt::computed_once(collect), sizeof bits);
   return bits;
 }
 inline float warp_max(float x) {
   simt::publish(&x, sizeof x);
-  float best = -INFINITY;
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    float y;
-    std::memcpy(&y, simt::published(lane), sizeof y);
-    best = std::fmax(best, y);
-  }
-  return best;
+  return *simt::computed_once([](float* best) {
+    *best = -INFINITY;
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      float y;
+      std::memcpy(&y, simt::published(lane), sizeof y);
+      *best = std::fmax(*best, y);
+    }
+  });
 }
 // By the tree of ops/simt.cuh.
 template <int n>
