@@ -116,6 +116,9 @@ StepInputs make_step(const PlanSet& set, std::string_view function, const StepSh
         step.tables[g].blocks.push_back(static_cast<int32_t>(b * blocks + i));
     }
   }
+  for (const InputEntry& in : set.inputs)
+    if (in.name == kSegmentInput)
+      step.set_input(kSegmentInput, std::vector<int32_t>(step.ids.size()));
   auto greedy = std::make_shared<SampleSpec>();
   greedy->temperature = 0;
   bool last_rows = shape.logit_rows == shape.sequences && shape.tokens != shape.sequences;
@@ -126,6 +129,7 @@ StepInputs make_step(const PlanSet& set, std::string_view function, const StepSh
     SampleRow sample;
     sample.position = step.pos[static_cast<size_t>(step.out_rows.back())] + 1;
     sample.spec = greedy;
+    if (set.states.empty()) sample.mode = SampleRow::Mode::kHidden;  // an encoder gives vectors
     step.samples.push_back(std::move(sample));
   }
   return step;
