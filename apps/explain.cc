@@ -41,8 +41,6 @@ struct Explained {
 };
 
 void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) {
-  out.backend = backend_for(f.model, f.model.backend);
-  out.opened = open_model(f.model.model);
   CompileOptions options = compile_options(f.model);
   add_adapters(*out.opened, options);
   const ModelConfig& config = out.opened->model.config;
@@ -69,17 +67,26 @@ void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) 
   out.compiled = compile_module(module, config, *out.backend, options);
 }
 
-Explained prepare(const ExplainFlags& f, StepShape& shape) {
+// A model file is not compiled yet: that depends on the function and the shape.
+Explained open_explained(const ExplainFlags& f) {
   Explained out;
   if (is_bundle(f.model.model)) {
     CompiledSetup setup = compile_for(f.model);
     out.backend = std::move(setup.backend);
     out.source = std::move(setup.source);
-    fit_context(shape, out.set().context);
   } else {
-    compile_explained(f, shape, out);
+    out.backend = backend_for(f.model, f.model.backend);
+    out.opened = open_model(f.model.model);
   }
   return out;
+}
+
+// An encoder has no decode.
+std::string usual_function(const Explained& model) {
+  if (model.opened) return model.opened->model.config.embedding.encoder ? "step" : "decode";
+  for (const Plan& plan : model.set().plans)
+    if (plan.function == "decode") return "decode";
+  return "step";
 }
 
 // Runs the same step several times.
@@ -114,17 +121,15 @@ void write_report(const std::string& path, const std::string& text) {
   fmt::print(stderr, "wrote {} ({:.0f} kB)\n", path, static_cast<double>(text.size()) / 1e3);
 }
 
-// An encoder has no other function than step.
-std::string usual_function(const std::string& model) {
-  bool encoder = !is_bundle(model) && open_model(model).model.config.embedding.encoder;
-  return encoder ? "step" : "decode";
-}
-
 Value make_report(const ExplainFlags& flags, CallProfile& profile) {
   ExplainFlags f = flags;
-  if (f.fn.empty()) f.fn = usual_function(f.model.model);
+  Explained model = open_explained(f);
+  if (f.fn.empty()) f.fn = usual_function(model);
   StepShape shape = parse_shape(f.fn, f.shape);
-  Explained model = prepare(f, shape);
+  if (model.source)
+    fit_context(shape, model.set().context);
+  else
+    compile_explained(f, shape, model);
   std::string file = machine_file_for(f.model, *model.backend);
   Machine machine = file.empty() ? Machine{} : load_machine_file(file);
   plan_for(model.set(), f.fn, shape);  // fails before anything is loaded

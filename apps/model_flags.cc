@@ -76,9 +76,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
       "auto (default): int8 activations for quantised weights and, on CPUs that multiply bf16, "
       "bf16 for 16-bit weights; f32; on such CPUs, bf16 for f32 weights too and, with AMX, for "
       "all weights: faster with many tokens; with AMX, mixed: auto for steps of few tokens, bf16 "
-      "for steps of many, so that an answer may depend on how a prompt was divided; on CPUs with "
-      "AVX-512, i16 for float weights: int16 with a scale for 128 values, a little less exact than "
-      "f32 and faster");
+      "for steps of many, so an answer may depend on what else runs in the same steps, on drafts "
+      "and on how its prompt was divided; on CPUs with AVX-512, i16 for float weights: int16 with "
+      "a "
+      "scale for 128 values, a little less exact than f32 and faster");
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");

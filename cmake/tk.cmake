@@ -36,6 +36,16 @@ add_compile_options(-Wall -Wextra $<${TK_GCC12}:-Werror> $<$<CXX_COMPILER_ID:GNU
                     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 # With this gcc does not collect garbage while it compiles, which saves a tenth of the time; it then needs up to 0.9 GB.
 cmake_host_system_information(RESULT TK_MEMORY QUERY TOTAL_PHYSICAL_MEMORY)
+if(EXISTS /sys/fs/cgroup/memory.max)  # a container's limit in bytes, or "max"
+  file(READ /sys/fs/cgroup/memory.max TK_CGROUP_MEMORY)
+  string(STRIP "${TK_CGROUP_MEMORY}" TK_CGROUP_MEMORY)
+  if(TK_CGROUP_MEMORY MATCHES "^[0-9]+$")
+    math(EXPR TK_CGROUP_MEMORY "${TK_CGROUP_MEMORY} / 1048576")
+    if(TK_CGROUP_MEMORY LESS TK_MEMORY)
+      set(TK_MEMORY ${TK_CGROUP_MEMORY})
+    endif()
+  endif()
+endif()
 cmake_host_system_information(RESULT TK_CORES QUERY NUMBER_OF_LOGICAL_CORES)
 math(EXPR TK_MEMORY_PER_CORE "${TK_MEMORY} / ${TK_CORES}")
 if(TK_MEMORY_PER_CORE GREATER 1800)

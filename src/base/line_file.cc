@@ -26,17 +26,22 @@ void LineFile::write(std::string_view line) {
   std::lock_guard lock(mutex_);
   std::string bytes = torn_ ? "\n" : "";
   bytes.append(line).push_back('\n');
-  ssize_t done;
-  do done = ::write(fd_, bytes.data(), bytes.size());
-  while (done < 0 && errno == EINTR);
-  if (done == static_cast<ssize_t>(bytes.size())) {
-    torn_ = false;
+  std::string_view rest = bytes;  // a signal or a disk that is almost full may cut a write short
+  while (!rest.empty()) {
+    const ssize_t done = ::write(fd_, rest.data(), rest.size());
+    if (done > 0) {
+      rest.remove_prefix(static_cast<size_t>(done));
+      continue;
+    }
+    if (done < 0 && errno == EINTR) continue;
+    const int error = done < 0 ? errno : EIO;
+    torn_ = torn_ || rest.size() < bytes.size();
+    if (!std::exchange(warned_, true))
+      log::warn("cannot write to the {} {}: {}; lines are missing", what_, path_,
+                std::strerror(error));
     return;
   }
-  const char* reason = std::strerror(done < 0 ? errno : ENOSPC);
-  torn_ = torn_ || done > 0;
-  if (!std::exchange(warned_, true))
-    log::warn("cannot write to the {} {}: {}; lines are missing", what_, path_, reason);
+  torn_ = false;
 }
 
 }  // namespace tokamak

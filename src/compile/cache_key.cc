@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "compile/cache.h"
+#include "compile/function_plans.h"
 #include "plan/bundle_file.h"
 
 namespace tokamak {
@@ -68,7 +69,7 @@ std::string compile_key(const Module& module, const ModelConfig& config, const B
   for (const LaunchDesc& l : backend.launches())
     hash.add(fmt::format("{} {} {}", l.name, l.abi, l.numeric_class));
   hash.add(fmt::format("{} {} {} {}", config.vocab, config.hidden, config.layers, config.context));
-  add_options(hash, options);
+  add_options(hash, options_for(options, backend));
   hash.add(print_module(module));
   return hash.hex();
 }

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "compile/autotune.h"
 #include "compile/explain/step_shape.h"
+#include "compile/fuse/report.h"
 #include "compile/planner/launches.h"
 #include "compile/shapes.h"
 #include "graph/region.h"
@@ -23,7 +26,7 @@ int64_t most_rows(const std::vector<GuardRange>& guard, int64_t rows_per_sequenc
 // One plan of the function for each guard; `bound`: what T and R are in it, empty when they vary.
 void add_requests(std::vector<PlanRequest>& out, const Function& fn, const Guards& guards,
                   const CompileOptions& options, const std::string& bound = {}) {
-  const Function* many = fn.module().find_function(many_rows_name(fn));
+  const Function* many = fn.module().find_function(many_rows_name(fn.name()));
   for (const std::vector<GuardRange>& guard : guards) {
     out.push_back({&fn, guard, {}});
     if (!bound.empty()) out.back().bound_symbols = {{"T", bound}, {"R", bound}};
@@ -70,17 +73,25 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
   return out;
 }
 
+void check_mixed(const CompileOptions& options, const Backend& backend) {
+  if (options.bf16_rows == 0)
+    fail(ErrorCode::kUnsupported, "--activations mixed needs a CPU with AMX; {}: use auto",
+         backend.name() == "cpu" ? fmt::format("this one is {}", backend.isa())
+                                 : fmt::format("the backend is {}", backend.name()));
+  if (options.shapes != Shapes::kAuto)
+    fail(ErrorCode::kInvalidArgument,
+         "--activations mixed needs --shapes auto: with --shapes {} one plan runs steps of few and "
+         "of many rows",
+         shapes_name(options.shapes));
+}
+
 }  // namespace
 
 CompileOptions options_for(CompileOptions options, const Backend& backend) {
   options.pads_decode_above = backend.pads_decode_above();
   bool mixed = options.activations == "mixed";
   if (mixed && options.bf16_rows == 0) options.bf16_rows = backend.bf16_rows();
-  if (mixed && options.bf16_rows == 0)
-    fail(ErrorCode::kUnsupported,
-         "--activations mixed: {} has no kernels for many rows that are faster with bf16 "
-         "activations than with int8 ones; use auto",
-         backend.isa());
+  if (mixed) check_mixed(options, backend);
   if (!mixed) options.bf16_rows = 0;
   // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
   // would differ.
@@ -107,7 +118,7 @@ std::vector<Function*> specialize_step(Module& module, const CompileOptions& opt
   return out;
 }
 
-std::string many_rows_name(const Function& function) { return function.name() + "_many"; }
+std::string many_rows_name(std::string_view function) { return fmt::format("{}_many", function); }
 
 std::vector<Function*> add_many_rows(Module& module, const std::vector<Function*>& functions,
                                      const PassContext& context) {
@@ -115,7 +126,7 @@ std::vector<Function*> add_many_rows(Module& module, const std::vector<Function*
   if (context.options.bf16_rows == 0) return out;
   for (const Function* fn : functions) {
     if (fn->name() != "step" && rows_per_sequence(fn->name()) <= 0) continue;
-    out.push_back(&specialize(module, fn->name(), many_rows_name(*fn), {}, {}));
+    out.push_back(&specialize(module, fn->name(), many_rows_name(fn->name()), {}, {}));
     round_to_bf16(module, *out.back(), context);
   }
   return out;
@@ -129,6 +140,11 @@ PlanSet plan_module(const Module& module, const std::vector<Function*>& function
   std::vector<PlanRequest> requests = plan_requests(functions, options);
   if (options.autotune) tune_requests(requests, set, backend, machine, options);
   plan_functions(set, requests, backend, machine, options.fusion.get());
+  if (options.fusion) {
+    options.fusion->plan_functions.clear();
+    for (const PlanRequest& r : requests)
+      options.fusion->plan_functions.push_back(r.function->name());
+  }
   if (options.eager)
     spread_values(set);
   else

@@ -1,5 +1,7 @@
 #pragma once
 // Which functions of a model get plans, for which shapes and under which guards.
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "compile/pass.h"
@@ -20,7 +22,7 @@ std::vector<Function*> specialize_step(Module& module, const CompileOptions& opt
 // for plans of many rows (many_rows_name), and returns these.
 std::vector<Function*> add_many_rows(Module& module, const std::vector<Function*>& functions,
                                      const PassContext& context);
-std::string many_rows_name(const Function& function);  // "step_many"
+std::string many_rows_name(std::string_view function);  // "step_many"
 
 // The plans of step, of what is specialised from it, and of the other functions, in this order;
 // checked.

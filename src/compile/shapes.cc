@@ -92,7 +92,7 @@ std::vector<int64_t> with_few_rows(std::vector<int64_t> tiers, const CompileOpti
   return tiers;
 }
 
-// Of more sequences than `above`: padded to multiples of 8, beyond 64 of 16.
+// Ranges of more sequences than `above`: padded to multiples of 8, beyond 64 of 16.
 std::vector<ShapeRange> padded_decode_ranges(int64_t above, int64_t most) {
   std::vector<ShapeRange> out;
   int64_t lo = above + 1;

@@ -243,6 +243,30 @@ TEST(JsonSchema, HostileSchemas) {
             std::string::npos);
 }
 
+// Few validations, each of which compares a value with very many others.
+TEST(JsonSchema, LongListsUnderAlternatives) {
+  std::string listed = R"({"enum":[1],"anyOf":[{"$ref":"#/$defs/e"})";
+  for (int i = 0; i < 120; ++i) listed += R"(,{"$ref":"#/$defs/e"})";
+  listed += R"(],"$defs":{"e":{"enum":["")";
+  for (int i = 0; i < 64000; ++i) listed += R"(,"a")";
+  EXPECT_NE(error_of(listed + "]}}}").find("too many alternatives"), std::string::npos);
+}
+
+// 160 members, each with 100 values that are validated under 20 alternatives.
+TEST(JsonSchema, ManyListsOfValuesBesideAlternatives) {
+  std::string values, alternatives, members;
+  for (int i = 0; i < 100; ++i) values += fmt::format("{}\"v{}\"", i ? "," : "", i);
+  for (int i = 0; i < 20; ++i)
+    alternatives += fmt::format(R"({}{{"type":"string","minLength":{}}})", i ? "," : "", i + 3);
+  for (int i = 0; i < 160; ++i)
+    members += fmt::format(R"({}"m{}":{{"enum":[{}],"anyOf":[{}]}})", i ? "," : "", i, values,
+                           alternatives);
+  const auto grammar = schema_grammar(R"({"type":"object","properties":{)" + members + "}}");
+  EXPECT_TRUE(grammar->matches(R"({"m0":"v10","m159":"v99"})"));
+  EXPECT_FALSE(grammar->matches(R"({"m0":"v10","m159":"v9"})"));  // too short
+  EXPECT_FALSE(grammar->matches(R"({"m0":"v100"})"));
+}
+
 // A token is allowed if and only if some text without repetition goes on with it: the masks of
 // random vocabularies against the texts that match.
 TEST(UniqueStrings, MasksForbidRepetitions) {

@@ -93,6 +93,7 @@ StepBinder::Solution StepBinder::solve(const std::string& symbol) const {
 StepBinder::Facts StepBinder::facts_of(const Plan& plan) const {
   Facts facts;
   facts.pads.resize(plans_.symbols.size());
+  facts.least.resize(plans_.symbols.size());
   for (const auto& [symbol, value] : plan.bound_symbols) {
     if (symbol == "T") facts.rows_per_sequence = multiple_of_b(value);
     if (symbol == "R") facts.all_rows_out = true;
@@ -102,6 +103,7 @@ StepBinder::Facts StepBinder::facts_of(const Plan& plan) const {
     for (size_t i = 0; i < plans_.symbols.size(); ++i)
       if (plans_.symbols[i].name == g.symbol && g.pad > 0) {
         facts.pads[i] = {g.pad, g.multiple};
+        facts.least[i] = g.lo;
         facts.bucket = true;
       }
   }
@@ -249,10 +251,12 @@ void StepBinder::pad_tensors(const StepInputs& step) {
 }
 
 void StepBinder::count(const StepInputs& step, size_t plan) {
-  bool bucketed = false;
+  bool bucketed = false;  // steps of this function and size are meant to be padded
   for (size_t i = 0; i < facts_.size(); ++i)
     bucketed =
-        bucketed || (facts_[i].bucket && plans_.plans[i].function == plans_.plans[plan].function);
+        bucketed || (facts_[i].bucket && plans_.plans[i].function == plans_.plans[plan].function &&
+                     std::equal(own_values_.begin(), own_values_.end(), facts_[i].least.begin(),
+                                [](int64_t value, int64_t least) { return value >= least; }));
   if (plan < stats_.steps.size()) ++stats_.steps[plan];
   if (plans_.plans[plan].function != step.function || (bucketed && !facts_[plan].bucket))
     ++stats_.fallbacks;

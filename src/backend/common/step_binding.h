@@ -82,8 +82,9 @@ class StepBinder {
   struct Facts {
     int64_t rows_per_sequence = 0;  // 0: any
     bool all_rows_out = false;
-    bool bucket = false;    // pads something
-    std::vector<Pad> pads;  // by symbol
+    bool bucket = false;         // pads something
+    std::vector<Pad> pads;       // by symbol
+    std::vector<int64_t> least;  // by symbol: of steps that are padded
     int64_t most_sequences = 0;
   };
   struct Shape {

@@ -59,7 +59,10 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   measure_products();
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
-  tables_.resize(plans_.groups.size());
+  for (uint32_t g = 0; g < plans_.groups.size(); ++g) {
+    const TableSize size = TableSize::of(plans_, g);
+    tables_.push_back({Buffer(size.bytes()), size.rows, size.stride});
+  }
   make_graphs();
   ledger_.weights = weights_.bytes();
   ledger_.kv = kv_.bytes();
@@ -152,6 +155,7 @@ Ticket CudaExecutable::submit(const StepInputs& step) {
       step_->follows = true;
       ++followed_steps_;
     }
+    if (remake_graphs_ && first.ticket == 0) make_graphs();
     run(step);
   } catch (...) {
     fail_step();

@@ -140,6 +140,7 @@ class CudaExecutable final : public Executable {
   void choose_path(uint32_t plan);
   bool profiled() const { return profile_ && profile_->on; }
   size_t extra_bytes() const;
+  void forget_launches();
   void reserve_tables(const StepInputs& in);
   void place_inputs(const Prepared& p);
   size_t place_table(uint32_t group, size_t at);
@@ -191,6 +192,7 @@ class CudaExecutable final : public Executable {
     int32_t stride = 0;
   };
   std::vector<BlockTable> tables_;  // by group
+  bool remake_graphs_ = false;      // those of load, before the next step that runs alone
   Buffer last_tokens_;              // [max_rows]: the last token that sample_rows chose for a row
   std::vector<Prepared> prepared_;
 

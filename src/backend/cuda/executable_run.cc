@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/cuda/executable.h"
+#include "backend/cuda/memory_needs.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "tensor/block_formats.h"
@@ -13,9 +14,8 @@ namespace {
 
 constexpr size_t kInputAlignment = 16;
 constexpr size_t kFirstBytes = size_t{1} << 20;  // of staging buffers
-constexpr int32_t kStrideStep = 64;
-constexpr size_t kMaxShapes = 32;     // of those made in steps, kept per plan
-constexpr int64_t kCaptureAfter = 2;  // runs of the same shape
+constexpr size_t kMaxShapes = 32;                // of those made in steps, kept per plan
+constexpr int64_t kCaptureAfter = 2;             // runs of the same shape
 constexpr int64_t kMostCaptured =
     256;  // sequences: launching a larger step takes no time beside it
 constexpr int64_t kUsualContext = 8192;  // of plans that do not say
@@ -29,9 +29,6 @@ void grow(B& buffer, size_t bytes) {
   buffer = B(to);
 }
 
-int32_t padded_stride(int64_t stride) {
-  return static_cast<int32_t>((stride + kStrideStep - 1) / kStrideStep * kStrideStep);
-}
 int32_t pieces(size_t bytes) { return static_cast<int32_t>(bytes / sizeof(StagedPiece)); }
 
 size_t staged_bytes(size_t bytes) {
@@ -68,24 +65,25 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   keep_phase(plan);
 }
 
-// Room for the tables of a step. Launches know their addresses and strides, so both stay the same
-// as long as no sequence is longer than the plans say.
+// Launches know addresses on the device: after these change, all of them are made again.
+void CudaExecutable::forget_launches() {
+  stream_.wait();  // for the other step
+  for (Prepared& p : prepared_) p.shapes.clear();
+  remake_graphs_ = true;
+}
+
+// Room for the tables of a step: more than there is only if a sequence is longer than the plans
+// say.
 void CudaExecutable::reserve_tables(const StepInputs& in) {
   for (size_t g = 0; g < tables_.size(); ++g) {
     BlockTable& table = tables_[g];
-    const int32_t stride = g < in.tables.size() ? in.tables[g].stride : 0;
+    const int64_t stride = g < in.tables.size() ? in.tables[g].stride : 0;
     if (table.rows >= in.sequences() && table.stride >= stride) continue;
-    stream_.wait();  // for the other step
-    for (Prepared& p : prepared_) p.shapes.clear();
-    const int64_t context = plans_.context > 0 ? plans_.context : kUsualContext;
-    const int64_t size = kv_.block_size(static_cast<uint32_t>(g));
-    for (const SymbolDecl& s : plans_.symbols)
-      if (s.name == "B") table.rows = std::max(table.rows, s.hi + 1);  // and one of padding
-    table.rows = std::max(table.rows, in.sequences());
-    table.stride =
-        std::max({table.stride, padded_stride(stride), padded_stride((context + size - 1) / size)});
-    table.memory = Buffer();
-    table.memory = Buffer(static_cast<size_t>(table.rows * table.stride) * sizeof(int32_t));
+    forget_launches();
+    const TableSize size{std::max(table.rows, in.sequences()),
+                         padded_stride(std::max<int64_t>(table.stride, stride))};
+    table = {};
+    table = {Buffer(size.bytes()), size.rows, size.stride};
     check(driver().stream_wait(nullptr), "clearing memory");
   }
 }
@@ -124,9 +122,8 @@ void CudaExecutable::place_inputs(const Prepared& p) {
     of_tables += static_cast<size_t>(in.sequences()) *
                  staged_bytes(static_cast<size_t>(in.tables[g].stride) * sizeof(int32_t));
   grow(step_->staged, total + of_tables);
-  if (inputs_.bytes() < total) {  // addresses change
-    stream_.wait();               // for the other step
-    for (Prepared& other : prepared_) other.shapes.clear();
+  if (inputs_.bytes() < total) {
+    forget_launches();
     grow(inputs_, total);
     check(driver().stream_wait(nullptr), "clearing memory");
   }
@@ -238,8 +235,9 @@ void CudaExecutable::forget_shape(Prepared& p) {
   if (count >= kMaxShapes) p.shapes.erase(oldest);
 }
 
-// Of the decode steps that fused layers take, for each size that steps are padded to.
+// The graphs of decode steps that fused layers take, for each size that steps are padded to.
 void CudaExecutable::make_graphs() {
+  remake_graphs_ = false;
   if (!graphs_ || !layers_) return;
   for (uint32_t i = 0; i < prepared_.size(); ++i) {
     if (plans_.plans[i].function != "decode") continue;

@@ -18,10 +18,27 @@ uint64_t megabytes(uint64_t bytes) { return bytes >> 20; }
 
 }  // namespace
 
+int32_t padded_stride(int64_t blocks) {
+  constexpr int64_t kStep = 64;
+  return static_cast<int32_t>((blocks + kStep - 1) / kStep * kStep);
+}
+
+TableSize TableSize::of(const PlanSet& plans, uint32_t group) {
+  constexpr int64_t kUsualContext = 8192;  // of plans that do not say
+  const int64_t size = plans.groups.at(group).block_size,
+                context = plans.context > 0 ? plans.context : kUsualContext;
+  TableSize out;
+  for (const SymbolDecl& s : plans.symbols)
+    if (s.name == "B") out.rows = s.hi + 1;  // a sequence of padding
+  out.stride = padded_stride((context + size - 1) / size);
+  return out;
+}
+
 MemoryNeeds MemoryNeeds::of(const PlanSet& plans) {
   MemoryNeeds out;
   for (const WeightEntry& w : plans.weights) out.weights += static_cast<uint64_t>(weight_bytes(w));
   out.values = plans.arena_bytes + scratch_bytes(plans) + TableSampler::bytes_for(plans);
+  for (uint32_t g = 0; g < plans.groups.size(); ++g) out.values += TableSize::of(plans, g).bytes();
   out.fast_paths =
       Blas::kWorkspaceBytes + LayerLaunches::bytes_for(plans) + StreamDecoder::bytes_for(plans);
   return out;

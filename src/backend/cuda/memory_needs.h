@@ -8,6 +8,16 @@
 
 namespace tokamak::cuda {
 
+// A table of blocks on the device. Rows are as long as the longest sequence needs, so that launches
+// do not depend on the step.
+struct TableSize {
+  int64_t rows = 0;
+  int32_t stride = 0;
+  static TableSize of(const PlanSet& plans, uint32_t group);
+  size_t bytes() const { return static_cast<size_t>(rows * stride) * sizeof(int32_t); }
+};
+int32_t padded_stride(int64_t blocks);
+
 struct MemoryNeeds {
   uint64_t weights = 0, values = 0;  // values: between ops, and scratch
   uint64_t fast_paths = 0;           // at most: what steps can do without, more slowly

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "compile/explain/call_table.h"
 #include "compile/explain/fold.h"
+#include "compile/function_plans.h"
 
 namespace tokamak {
 namespace {
@@ -192,6 +193,19 @@ Value tuned_value(const FusionReport& report, size_t plan) {
   return {};
 }
 
+// The function that the plan was made from: with --activations mixed another one for many rows.
+std::string source_function(const ExplainRequest& r, size_t plan) {
+  bool known = r.fusion && plan < r.fusion->plan_functions.size();
+  return known ? r.fusion->plan_functions[plan] : r.function;
+}
+
+Value graph_value(const std::string& stage, const Function& function) {
+  return Value::Object{{"stage", stage},
+                       {"function", function.name()},
+                       {"nodes", function.nodes().size()},
+                       {"segments", folded_graph(function)}};
+}
+
 Value warnings(const ExplainRequest& r) {
   Value out = Value::array();
   if (r.machine.name == Machine{}.name)
@@ -201,26 +215,33 @@ Value warnings(const ExplainRequest& r) {
 
 }  // namespace
 
+PassRecord::PassRecord(const std::string& function) {
+  usual_.function = function;
+  many_.function = many_rows_name(function);
+}
+
 void PassRecord::captured(const Function& step) {
-  last_hash_ = structural_hash(step);
-  graphs_.push(Value::Object{{"stage", "captured"},
-                             {"function", step.name()},
-                             {"nodes", step.nodes().size()},
-                             {"segments", folded_graph(step)}});
+  for (Line* line : {&usual_, &many_}) {
+    line->last_hash = structural_hash(step);
+    line->graphs.push(graph_value("captured", step));
+  }
 }
 
 void PassRecord::add(const Function& function, const PassTiming& timing) {
   const Pass* pass = find_pass(timing.name);
-  bool lineage =
-      function.name() == function_ || (function.name() == "step" && pass && !pass->final);
-  if (!lineage) return;
+  // The function for many rows is specialised before the final passes.
+  bool shared =
+      pass && !pass->final && (function.name() == "step" || function.name() == usual_.function);
+  bool usual = shared || function.name() == usual_.function;
+  bool many = shared || function.name() == many_.function;
+  if (!usual && !many) return;
   uint64_t hash = structural_hash(function);
   Value rules = Value::object();
   for (const auto& [name, n] : timing.rules) rules.set(name, n);
   Value refused = Value::object();
   for (const auto& [reason, n] : timing.refused) refused.set(reason, n);
   static constexpr const char* kClasses[] = {"exact", "real", "lossy"};
-  passes_.push(Value::Object{{"name", timing.name},
+  Value what = Value::Object{{"name", timing.name},
                              {"function", function.name()},
                              {"what", pass ? std::string(pass->what) : std::string()},
                              {"class", pass ? kClasses[static_cast<int>(pass->cls)] : ""},
@@ -230,19 +251,20 @@ void PassRecord::add(const Function& function, const PassTiming& timing) {
                              {"nodes_after", timing.nodes_after},
                              {"fired", timing.fired},
                              {"rules", std::move(rules)},
-                             {"refused", std::move(refused)}});
-  if (hash == last_hash_) return;
-  last_hash_ = hash;
-  graphs_.push(Value::Object{{"stage", timing.name},
-                             {"function", function.name()},
-                             {"nodes", function.nodes().size()},
-                             {"segments", folded_graph(function)}});
+                             {"refused", std::move(refused)}};
+  for (Line* line : {&usual_, &many_}) {
+    if (!(line == &usual_ ? usual : many)) continue;
+    line->passes.push(what);
+    if (hash != line->last_hash) line->graphs.push(graph_value(timing.name, function));
+    line->last_hash = hash;
+  }
 }
 
 Value explain(const ExplainRequest& r) {
   const PlanSet& set = *r.set;
   size_t index = bind_step(set, r.function, r.shape).plan;
   const Plan& plan = set.plans[index];
+  const std::string source = source_function(r, index);
   CallTable table = call_table(r, index);
   Value out = Value::Object{
       {"format", "tokamak-explain"},
@@ -264,13 +286,13 @@ Value explain(const ExplainRequest& r) {
       {"memory", memory_value(set, plan)}};
   out.set("launches", launches_value(r, index));
   out.set("calls_us", plan.seconds * 1e6);
-  out.set("passes", r.passes ? r.passes->passes() : Value::array());
-  out.set("graphs", r.passes ? r.passes->graphs() : Value::array());
-  out.set("fusion", r.fusion ? fusion_total(*r.fusion, r.function) : Value());
+  out.set("passes", r.passes ? r.passes->passes(source) : Value::array());
+  out.set("graphs", r.passes ? r.passes->graphs(source) : Value::array());
+  out.set("fusion", r.fusion ? fusion_total(*r.fusion, source) : Value());
   if (Value tuned = r.fusion ? tuned_value(*r.fusion, index) : Value(); !tuned.is_null())
     out.set("tuned", std::move(tuned));
   out.set("op_by_op", r.fusion ? op_by_op_value(*r.fusion, index) : Value::array());
-  out.set("not_fused", r.fusion ? not_fused_value(*r.fusion, r.function) : Value::array());
+  out.set("not_fused", r.fusion ? not_fused_value(*r.fusion, source) : Value::array());
   return out;
 }
 

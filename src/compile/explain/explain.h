@@ -3,6 +3,7 @@
 // the text and the page are generated. docs/explain.md lists its fields.
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -18,16 +19,24 @@ namespace tokamak {
 class PassRecord {
  public:
   // `function`: the one to explain; the function it was specialised from (step) is included.
-  explicit PassRecord(std::string function) : function_(std::move(function)) {}
+  explicit PassRecord(const std::string& function);
   void captured(const Function& step);  // before any pass
   void add(const Function& function, const PassTiming& timing);
-  const Value& passes() const { return passes_; }
-  const Value& graphs() const { return graphs_; }
+  // `function`: the one that the plan was made from, which is another one for plans of many rows
+  // (--activations mixed).
+  const Value& passes(std::string_view function) const { return line_of(function).passes; }
+  const Value& graphs(std::string_view function) const { return line_of(function).graphs; }
 
  private:
-  std::string function_;
-  uint64_t last_hash_ = 0;
-  Value passes_ = Value::array(), graphs_ = Value::array();
+  struct Line {
+    std::string function;
+    uint64_t last_hash = 0;
+    Value passes = Value::array(), graphs = Value::array();
+  };
+  const Line& line_of(std::string_view function) const {
+    return function == many_.function ? many_ : usual_;
+  }
+  Line usual_, many_;
 };
 
 struct ExplainRequest {

@@ -26,6 +26,23 @@ struct Built {
   std::shared_ptr<PassRecord> passes;
 };
 
+// The kernels of the cpu backend as a processor with AMX has them; it only plans.
+class ManyRowsBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  std::string isa() const override { return "x86_64+amx"; }
+  std::span<const KernelDesc> kernels() const override { return cpu_->kernels(); }
+  int64_t bf16_rows() const override { return 32; }
+  std::unique_ptr<Executable> load(const PlanSet&, const WeightSource&,
+                                   const LoadOptions&) override {
+    fail(ErrorCode::kUnsupported, "it runs nothing");
+  }
+
+ private:
+  std::unique_ptr<Backend> cpu_ = make_backend("cpu", {1, "", 0});
+};
+
+// `backend` "mixed": ManyRowsBackend with --activations mixed.
 // Empty if the tiny models are missing (the fixture creates them).
 std::optional<Built> build(const std::string& model, const std::string& fn,
                            const char* backend = "cpu", const char* kv = "f16", bool eager = false,
@@ -33,10 +50,15 @@ std::optional<Built> build(const std::string& model, const std::string& fn,
   const char* folder = std::getenv("TOKAMAK_TINY_MODELS");
   if (!folder || !std::filesystem::exists(std::filesystem::path(folder) / model)) return {};
   Built out;
-  out.backend = make_backend(backend, {1, "", 0});
+  const bool mixed = std::string(backend) == "mixed";
+  if (mixed)
+    out.backend = std::make_unique<ManyRowsBackend>();
+  else
+    out.backend = make_backend(backend, {1, "", 0});
   OpenedModel opened = open_model(std::filesystem::path(folder) / model);
   CompileOptions options;
   options.context = 256;
+  if (mixed) options.activations = "mixed";
   options.kv_dtype = std::string(kv) == "int8" ? DType::kI8 : dtype_from_name(kv).value();
   options.eager = eager;
   options.shapes = shapes;
@@ -230,7 +252,7 @@ TEST(Fold, NamesAndRanges) {
   EXPECT_EQ(layer_ranges({-1}), "");
 }
 
-Value report_of(const Built& m, const std::string& fn, const StepShape& shape) {
+Value report_of(const Built& m, const std::string& fn, const StepShape& shape, bool count = true) {
   ExplainRequest r;
   r.model = m.set.model;
   r.function = fn;
@@ -240,7 +262,7 @@ Value report_of(const Built& m, const std::string& fn, const StepShape& shape) {
   r.set = &m.set;
   r.fusion = m.fusion.get();
   r.passes = m.passes.get();
-  r.count = true;
+  r.count = count;
   return explain(r);
 }
 
@@ -282,6 +304,25 @@ TEST(Explain, ReportAddsUp) {
       {static_cast<uint32_t>(report.at("plan").at("index").as_int()), 0, 1000, 3000});
   Value trace = parse_json(explain_trace(report, profile), "trace");
   EXPECT_GT(trace.at("traceEvents").size(), report.at("passes").size() + 4);
+}
+
+TEST(Explain, PlansOfManyRowsHaveAFunctionOfTheirOwn) {
+  for (const char* fn : {"step", "decode"}) {
+    auto m = build("llama.gguf", fn, "mixed");
+    if (!m) GTEST_SKIP() << "no tiny models";
+    for (int64_t rows : {31, 32}) {
+      const std::string source = rows < 32 ? fn : std::string(fn) + "_many";
+      Value report = report_of(*m, fn, {rows, rows, 1, rows}, false);
+      const Value& passes = report.at("passes");
+      ASSERT_GT(passes.size(), 1u);
+      EXPECT_EQ(passes.as_array().front().at("function").as_string(), "step");
+      EXPECT_EQ(passes.as_array().back().at("function").as_string(), source);
+      EXPECT_EQ(report.at("graphs").as_array().back().at("function").as_string(), source);
+      ASSERT_FALSE(report.at("fusion").is_null()) << source;
+      EXPECT_EQ(report.at("fusion").at("calls_after").as_int(),
+                static_cast<int64_t>(m->fusion->totals.at(source).calls_after));
+    }
+  }
 }
 
 TEST(Explain, WarnsOfAMachineThatIsNotMeasured) {

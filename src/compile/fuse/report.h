@@ -88,9 +88,10 @@ struct FusionReport {
   std::map<std::string, std::vector<std::map<std::string, int64_t>>> shapes;  // per function
   std::vector<FusedRegion> regions;
   std::vector<NotFused> not_fused;
-  std::vector<KernelChoice> choices;   // where there was more than one kernel
-  std::vector<LaunchChoice> launches;  // where the backend lists any
-  std::vector<TunedPlan> tuned;        // with CompileOptions::autotune
+  std::vector<KernelChoice> choices;        // where there was more than one kernel
+  std::vector<LaunchChoice> launches;       // where the backend lists any
+  std::vector<TunedPlan> tuned;             // with CompileOptions::autotune
+  std::vector<std::string> plan_functions;  // per plan: the function it was made from, step_many
   // Per function: predicted time of everything, before and after; calls, before and after.
   struct Total {
     double seconds_before = 0, seconds_after = 0;

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "compile/compiler.h"
 #include "compile/import/model_config.h"
+#include "compile/shapes.h"
 
 namespace tokamak {
 namespace {
@@ -115,13 +118,39 @@ TEST(MixedActivations, ManyRowsTakeBf16) {
   for (const auto& [plan, types] : products(usual)) EXPECT_EQ(types, few) << plan;
 }
 
-TEST(MixedActivations, BucketsDivideTheRowsToo) {
+// With other shapes a plan for any number of rows would have bf16 products, also for one row.
+TEST(MixedActivations, NeedsShapesAuto) {
+  for (Shapes shapes : {Shapes::kDynamic, Shapes::kBuckets, Shapes::kFixed}) {
+    CompileOptions options;
+    options.shapes = shapes;
+    try {
+      compile(TilesBackend(), "mixed", options);
+      FAIL() << "compiled with " << shapes_name(shapes);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(e.what()).find("--activations mixed needs --shapes auto: "),
+                std::string::npos)
+          << e.what();
+    }
+  }
+}
+
+// Plans are tried in order: up to 31 rows the first that takes a step is one of few rows.
+TEST(MixedActivations, DraftTreesHavePlansOfFewRows) {
   CompileOptions options;
-  options.shapes = Shapes::kBuckets;
-  for (const auto& [plan, types] : products(compile(TilesBackend(), "mixed", options))) {
-    int64_t size = std::stoll(plan.substr(plan.find(' ')));
-    int64_t rows = plan.starts_with("verify") ? 5 * size : size;
-    EXPECT_EQ(types.starts_with("bf16"), rows >= 32) << plan;
+  options.bf16_rows = 32;
+  options.tree_mask = true;
+  auto bounds = [](const Guards& guards) {
+    std::vector<int64_t> out;
+    for (const std::vector<GuardRange>& guard : guards) out.push_back(guard[0].hi);
+    return out;
+  };
+  EXPECT_EQ(bounds(step_guards(options)), (std::vector<int64_t>{31, 64, 512}));
+  EXPECT_EQ(bounds(decode_guards(options)), (std::vector<int64_t>{1, 8, 31, 64}));
+  EXPECT_EQ(bounds(verify_guards(options, 4)), (std::vector<int64_t>{6, 12}));
+  for (const std::vector<GuardRange>& guard : step_guards(options)) {
+    EXPECT_EQ(guard.back().symbol, "M");
+    EXPECT_EQ(guard.back().hi, guard[0].hi) << "a row of the mask for each of the step";
   }
 }
 
@@ -131,8 +160,8 @@ TEST(MixedActivations, NeedsKernels) {
     FAIL() << "compiled";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
-    EXPECT_NE(std::string(e.what()).find("--activations mixed"), std::string::npos) << e.what();
-    EXPECT_NE(std::string(e.what()).find("use auto"), std::string::npos) << e.what();
+    EXPECT_STREQ(e.what(),
+                 "--activations mixed needs a CPU with AMX; the backend is ref: use auto");
   }
 }
 

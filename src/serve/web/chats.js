@@ -1,4 +1,4 @@
-// Conversations and settings in local. Each conversation has its own key and a revision: a tab never overwrites
+// Conversations and settings in localStorage. Each conversation has its own key and a revision: a tab never overwrites
 // what another tab has written, it continues in a copy. A conversation is a tree: every message knows the one before it,
 // and `leaf` is the end of the branch that is shown.
 const PREFIX = "tokamak-chat:", SETTINGS = "tokamak-settings", FORMER = "tokamak-chat", TAB = "tokamak-tab";
@@ -104,7 +104,7 @@ export function loadChat() {
     moveFormer();
     const id = session.getItem(TAB) ?? listChats()[0]?.id;
     return id ? openChat(id) ?? {...newChat(), id} : newChat();
-  } catch { return newChat(); }  // storage is disabled
+  } catch { return newChat(); }  // storage is full
 }
 
 export const openChat = stored;  // null: there is none

@@ -115,10 +115,11 @@ class SchemaDocument {
 
   std::optional<Value> plain_;  // with_plain_references()
   const Value* root_;
-  bool old_draft_ = false;            // siblings of $ref are ignored, items may be an array
-  bool contains_is_silent_ = false;   // draft 2019-09: `contains` does not evaluate items
-  mutable int validation_depth_ = 0;  // calls of valid() inside of each other
-  mutable int64_t validations_ = 0;   // all such calls
+  bool old_draft_ = false;                  // siblings of $ref are ignored, items may be an array
+  bool contains_is_silent_ = false;         // draft 2019-09: `contains` does not evaluate items
+  mutable int validation_depth_ = 0;        // calls of valid() inside of each other
+  mutable int64_t validations_ = 0;         // the work of all such calls
+  mutable int64_t validations_before_ = 0;  // the outermost call that is running
   mutable std::map<std::string, CharFsm> patterns_;
   mutable std::map<const Value*, std::vector<Derived>> derived_;
   mutable std::map<std::pair<const Value*, bool>, std::optional<Value>> negations_;

@@ -33,7 +33,10 @@ bool in_range(const Value& s, const char* least, const char* most, size_t size) 
 }
 
 constexpr int kMaxValidationDepth = 400;
-constexpr int64_t kMaxValidations = 300'000;  // inside of others, of one document
+// Validations inside of others, for one value and for all values of a document.
+constexpr int64_t kMaxValidationsOfAValue = 100'000;
+constexpr int64_t kMaxValidations = 1'000'000;
+constexpr int64_t kComparisons = 64;  // with values of an enum, that count as one validation
 
 Conjunction alone(const SchemaRef& s) { return {false, {{s.schema, s.path, true, true}}}; }
 
@@ -51,22 +54,30 @@ bool SchemaDocument::valid(const Value& value, const Conjunction& all,
     int& depth;
     ~Level() { --depth; }
   } level{++validation_depth_};
-  if (validation_depth_ > 1) ++validations_;
-  if (validation_depth_ > kMaxValidationDepth || validations_ > kMaxValidations)
+  const bool inside = validation_depth_ > 1;
+  if (inside)
+    ++validations_;
+  else
+    validations_before_ = validations_;
+  const bool too_many = validations_ > kMaxValidations ||
+                        validations_ - validations_before_ > kMaxValidationsOfAValue;
+  if (validation_depth_ > kMaxValidationDepth || too_many)
     schema_error(all.schemas.empty() ? "#" : all.schemas[0].path, "",
-                 validations_ > kMaxValidations
-                     ? "has too many alternatives in combination with others"
-                     : "references lead to references without end");
+                 too_many ? "has too many alternatives in combination with others"
+                          : "references lead to references without end");
   for (const SchemaRef& s : all.schemas) {
     const Value* type = s.find("type");
     if (type != nullptr && (declared_types(*type, s.path) & type_of(value)) == 0) return false;
     const Value* one = s.find("const");
     if (one != nullptr && !json_equal(*one, value)) return false;
     const Value* list = s.find("enum");
-    if (list != nullptr && list->is_array() && s.schema != chosen_from &&
-        std::none_of(list->as_array().begin(), list->as_array().end(),
-                     [&](const Value& v) { return json_equal(v, value); }))
-      return false;
+    if (list != nullptr && list->is_array() && s.schema != chosen_from) {
+      const Value::Array& listed = list->as_array();
+      auto found = std::find_if(listed.begin(), listed.end(),
+                                [&](const Value& v) { return json_equal(v, value); });
+      if (inside) validations_ += (found - listed.begin()) / kComparisons;
+      if (found == listed.end()) return false;
+    }
     if (!valid_scalar(value, s)) return false;
     if (value.is_object() && !valid_members(value, s)) return false;
     if (value.is_array() && !valid_items(value, s)) return false;
