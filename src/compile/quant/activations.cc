@@ -131,13 +131,14 @@ void round_to_bf16(Module& module, Function& function, const PassContext& contex
   KernelSet kernels(context.backend);
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
-    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kQ8A &&
-        to.node(in[0].node).op->name == "quantize") {
-      Ref x = to.node(in[0].node).inputs[0];
+    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kQ8A) {
+      Ref x = to.node(in[0].node).inputs.at(0);  // what was quantised
       // Rows that ask for logits are few.
       std::vector<std::string> symbols = to.tensor(x).extent(0).symbols();
       bool few = std::find(symbols.begin(), symbols.end(), "R") != symbols.end();
-      if (!few && takes(kernels, to, node, in, DType::kBF16, to.tensor(in[1]).dtype))
+      const bool quantised_here = to.tensor(x).dtype != DType::kQ8A;
+      if (!few && quantised_here &&
+          takes(kernels, to, node, in, DType::kBF16, to.tensor(in[1]).dtype))
         inputs[0] = to.add("quantize", {x}, Value::Object{{"format", dtype_name(DType::kBF16)}});
     }
     return copy_node(to, node, inputs);
