@@ -53,6 +53,7 @@ std::vector<const KernelTable*> available_tables() {
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                 __builtin_cpu_supports("avx512vnni");
   if (avx2) out.push_back(avx2_table());
+  if (avx2 && __builtin_cpu_supports("avxvnni")) out.push_back(avxvnni_table());
   if (avx512) out.push_back(avx512_table());
   if (avx512 && may_use_tiles()) out.push_back(amx_table());
 #endif

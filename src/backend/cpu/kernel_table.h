@@ -32,6 +32,12 @@ enum class QFormat : uint8_t {
   kInt4G64,
   kInt4G128,
   kInt8G128,
+  kIQ4_NL,
+  kMXFP4,
+  kIQ4_XS,
+  kQ3_K,
+  kQ2_K,
+  kTQ2_0,
   kCount
 };
 constexpr int kQFormats = static_cast<int>(QFormat::kCount);
@@ -297,6 +303,7 @@ const KernelTable* neon_table();
 const KernelTable* i8mm_table();
 const KernelTable* bf16_table();
 const KernelTable* avx2_table();
+const KernelTable* avxvnni_table();
 const KernelTable* avx512_table();
 KernelTable::PairUnit avx512_pairs();  // a part of it
 const KernelTable* amx_table();

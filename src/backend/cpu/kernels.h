@@ -58,13 +58,15 @@ std::string element_ops();  // names of the ops of add_element_kernels(), separa
 
 // Formats of matrices that are multiplied with int8 activations, by the numeric class of the
 // product.
-inline constexpr const char* kIntegerFormats[] = {"q4_0", "q8_0", "q6_k", "q5_0"};
-inline constexpr const char* kMinimumFormats[] = {"q4_1",     "q4_k",     "q5_1",      "q5_k",
-                                                  "int4_g32", "int4_g64", "int4_g128", "int8_g128"};
+inline constexpr const char* kIntegerFormats[] = {"q4_0",  "q8_0",   "q6_k", "q5_0", "iq4_nl",
+                                                  "mxfp4", "iq4_xs", "q3_k", "tq2_0"};
+inline constexpr const char* kMinimumFormats[] = {
+    "q4_1", "q4_k", "q5_1", "q5_k", "int4_g32", "int4_g64", "int4_g128", "int8_g128", "q2_k"};
 
 // Numeric classes of products.
 inline constexpr const char* kIntegerClass =
-    "i32 dot per block of 32 (q6_k: times i8 scales), f32 fma by scale product in k order, one "
+    "i32 dot per block of 32 (q6_k, q3_k: times i8 scales), f32 fma by scale product in k order, "
+    "one "
     "accumulator";
 inline constexpr const char* kMinimumClass =
     "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "

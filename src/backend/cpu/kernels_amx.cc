@@ -26,18 +26,22 @@ constexpr int kRows = 16;                          // of activations in a tile
 constexpr int kProductAhead = 3, kStoreAhead = 2;  // blocks
 constexpr int kRing = 4;                           // blocks whose sums are kept
 
-// What a widened block has: scales alone, minimums, or (q6_k) scales of its halves.
-enum class Wide { kScale, kMinimum, kHalves };
+// What a widened block has: scales alone, minimums, scales of its halves, or also minimums of
+// these. The number is that of the vectors after the first scales.
+enum class Wide { kScale = 0, kMinimum = 1, kHalves = 2, kHalfMinimums = 4 };
 template <int F>
-constexpr Wide kWide = Panel<F>::halves    ? Wide::kHalves
-                       : Panel<F>::minimum ? Wide::kMinimum
-                                           : Wide::kScale;
+constexpr Wide kWide = Panel<F>::half_minimums ? Wide::kHalfMinimums
+                       : Panel<F>::halves      ? Wide::kHalves
+                       : Panel<F>::minimum     ? Wide::kMinimum
+                                               : Wide::kScale;
+template <Wide kind>
+constexpr bool kOfHalves = kind == Wide::kHalves || kind == Wide::kHalfMinimums;
 template <Wide kind>
 constexpr int kStep = kWideValues + 64 * (1 + static_cast<int>(kind));
 
 using Sums = int32_t[kRows][kPanel];
 template <Wide kind>
-constexpr int kProducts = kind == Wide::kHalves ? 2 : 1;  // of a block
+constexpr int kProducts = kOfHalves<kind> ? 2 : 1;  // of a block
 
 // tmm0 to tmm3: sums; tmm4, tmm5: activations; tmm6, tmm7: weights.
 constexpr TileConfig tile_config(int rows, int values) {
@@ -55,7 +59,7 @@ constexpr TileConfig kConfig = tile_config(rows, 32 / kProducts<kind>);
 template <Wide kind, int i>
 TK_INLINE void multiply_block(const XBlock16& x, const uint8_t* w) {
   constexpr int t = i % 2;
-  if constexpr (kind == Wide::kHalves) {
+  if constexpr (kOfHalves<kind>) {
     tile_load<4>(x.q, 32);
     tile_load<6>(w, 64);
     tile_product<2 * t, 4, 6>();
@@ -70,9 +74,9 @@ TK_INLINE void multiply_block(const XBlock16& x, const uint8_t* w) {
 }
 template <Wide kind, int i>
 TK_INLINE void store_block(Sums* to) {
-  constexpr int tile = kind == Wide::kHalves ? 2 * (i % 2) : i;
+  constexpr int tile = kOfHalves<kind> ? 2 * (i % 2) : i;
   tile_store<tile>(to[0], 64);
-  if constexpr (kind == Wide::kHalves) tile_store<tile + 1>(to[1], 64);
+  if constexpr (kOfHalves<kind>) tile_store<tile + 1>(to[1], 64);
 }
 
 template <Wide kind, int rows>
@@ -80,22 +84,31 @@ TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums
   const auto* scales = reinterpret_cast<const float*>(w + kWideValues);
   __m512 d = _mm512_loadu_ps(scales), m = d, s1 = d;
   if (kind != Wide::kScale) m = _mm512_loadu_ps(scales + 16);
-  if (kind == Wide::kHalves) s1 = _mm512_loadu_ps(scales + 32);
+  if (kOfHalves<kind>) s1 = _mm512_loadu_ps(scales + 32);
+  __m512 dmin = d;
+  __m512i less = _mm512_setzero_si512();
+  if (kind == Wide::kHalfMinimums) {
+    dmin = _mm512_loadu_ps(scales + 48);
+    less = _mm512_loadu_si512(scales + 64);
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     __m512 v = _mm512_cvtepi32_ps(_mm512_load_si512(sums[0][r]));
-    if (kind == Wide::kHalves)  // whole numbers below 2^24: exact
+    if (kOfHalves<kind>)  // whole numbers below 2^24: exact
       v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[1][r])), s1,
                           _mm512_mul_ps(v, m));
     acc[r] = _mm512_fmadd_ps(v, _mm512_mul_ps(d, _mm512_set1_ps(x.scale[r])), acc[r]);
     if (kind == Wide::kMinimum) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(x.sum[r]), acc[r]);
+    if (kind == Wide::kHalfMinimums)
+      acc[r] = _mm512_fmadd_ps(half_sums(less, x.isum[0][r], x.isum[1][r]),
+                               _mm512_mul_ps(dmin, _mm512_set1_ps(x.scale[r])), acc[r]);
   }
 }
 
 // The blocks of one panel and up to 16 rows.
 template <Wide kind>
 struct Walk {
-  static constexpr int ahead = kind == Wide::kHalves ? kStoreAhead + 1 : kProductAhead;
+  static constexpr int ahead = kOfHalves<kind> ? kStoreAhead + 1 : kProductAhead;
   static_assert(ahead - kStoreAhead < 4 / kProducts<kind> && kStoreAhead < kRing);
   const XBlock16* x;
   const uint8_t* wide;

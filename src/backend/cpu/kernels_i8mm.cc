@@ -42,6 +42,11 @@ TK_INLINE float32x4_t twice(float32x4_t x, int c) {
   return vreinterpretq_f32_f64(c == 0 ? vdupq_laneq_f64(v, 0) : vdupq_laneq_f64(v, 1));
 }
 
+TK_INLINE int32x4_t twice(int32x4_t x, int c) {
+  int64x2_t v = vreinterpretq_s64_s32(x);
+  return vreinterpretq_s32_s64(c == 0 ? vdupq_laneq_s64(v, 0) : vdupq_laneq_s64(v, 1));
+}
+
 // What the integer sums start from: minus the weights' offset times the sums of the activations.
 template <int F, int columns>
 TK_INLINE void start_sums(const XBlock4* x, int32x4_t (*dot)[2], int32x4_t (*second)[2]) {
@@ -108,6 +113,12 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
                 vmlaq_s32(vmulq_s32(dot[p][c], pair_of(s.s0, p)), second[p][c], pair_of(s.s1, p));
           acc[p][c] = vfmaq_f32(acc[p][c], vcvtq_f32_s32(dot[p][c]), vmulq_f32(d, twice(scale, c)));
           if (P::minimum) acc[p][c] = vfmaq_f32(acc[p][c], m, twice(sum, c));
+          if (P::half_minimums) {
+            int32x4_t less = vmlaq_s32(vmulq_s32(pair_of(s.m0, p), twice(vld1q_s32(x->isum[0]), c)),
+                                       pair_of(s.m1, p), twice(vld1q_s32(x->isum[1]), c));
+            acc[p][c] = vfmaq_f32(acc[p][c], vcvtq_f32_s32(less),
+                                  vmulq_f32(pair_of(s.m, p), twice(scale, c)));
+          }
         }
       }
     }
@@ -198,6 +209,10 @@ __attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* 
         int32x4_t dot = vuzp1q_s32(tile[0], tile[1]);
         acc[r] = vfmaq_f32(acc[r], vcvtq_f32_s32(dot), vmulq_n_f32(s.d[r], scale));
         if (P::minimum) acc[r] = vfmaq_n_f32(acc[r], s.m[r], x->sum);
+        if (P::half_minimums) {
+          int32x4_t less = vmlaq_n_s32(vmulq_n_s32(s.m0[r], x->isum[0]), s.m1[r], x->isum[1]);
+          acc[r] = vfmaq_f32(acc[r], vcvtq_f32_s32(less), vmulq_n_f32(s.m[r], x->scale));
+        }
       }
     }
   }
@@ -229,8 +244,10 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot1[F] = qdot1<F>;
     t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot4<F>;
-    t.qwiden[F] = qwiden<F>;
-    t.qwide[F] = qwide<F>;
+    if constexpr (!Panel<F>::half_minimums) {
+      t.qwiden[F] = qwiden<F>;
+      t.qwide[F] = qwide<F>;
+    }
     t.wide_rows[F] = Panel<F>::bytes8             ? 25
                      : F == kFQ4_0 || F == kFQ4_1 ? 17
                      : Panel<F>::high == 64       ? 5

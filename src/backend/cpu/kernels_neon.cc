@@ -28,12 +28,15 @@ struct Heads {
 template <int F>
 TK_INLINE Heads<F> load_heads(const uint8_t* super) {
   Heads<F> h;
-  load_half16(super, h.d);
-  if (Panel<F>::zeros)
+  using P = Panel<F>;
+  load_d<F>(super, h.d);
+  if (P::zeros)
     load_zeros(super, h.d, h.m);
-  else if (Panel<F>::minimum)
+  else if (P::head == 64)
     load_half16(super + 32, h.m);
-  if (F == kFQ4_K || F == kFQ5_K)
+  if (P::half_minimums)
+    for (int r = 0; r < 4; ++r) h.m[r] = vnegq_f32(h.m[r]);
+  if (P::scaled_minimums)
     for (int r = 0; r < 4; ++r) {
       h.m[r] = vnegq_f32(h.m[r]);
       h.d_start[r] = vmulq_n_f32(h.d[r], -8388608.0f);
@@ -53,37 +56,48 @@ TK_INLINE void spread_bytes(uint8x16_t v, float32x4_t* out) {
   out[3] = vreinterpretq_f32_u16(vzip2q_u16(hi, top));
 }
 
-// The scales of a block of k-quants, spread; s0 of q6_k plus 128.
+// The scales of a block, spread; signed ones plus 128. m0, m1: the minimums of halves.
 template <int F>
 struct BlockScales {
-  float32x4_t s0[4], s1[4];
+  float32x4_t s0[4], s1[4], m0[4], m1[4];
 };
 template <int F>
 TK_INLINE BlockScales<F> load_block_scales(const uint8_t* block) {
+  using P = Panel<F>;
   BlockScales<F> s;
-  uint8x16_t flip = vdupq_n_u8(F == kFQ6_K ? 0x80 : 0);
-  if (Panel<F>::k_quant) {
-    spread_bytes(veorq_u8(vld1q_u8(block), flip), s.s0);
-    spread_bytes(veorq_u8(vld1q_u8(block + 16), flip), s.s1);
+  uint8x16_t flip = vdupq_n_u8(P::signed_scales ? 0x80 : 0), v[2];
+  for (int i = 0; i < P::scales / 16; ++i) v[i] = veorq_u8(vld1q_u8(block + 16 * i), flip);
+  if (P::half_minimums) {
+    spread_bytes(vshrq_n_u8(v[0], 4), s.m0);
+    spread_bytes(vshrq_n_u8(v[1], 4), s.m1);
+    for (uint8x16_t& scales : v) scales = vandq_u8(scales, vdupq_n_u8(15));
   }
+  if (P::scales) spread_bytes(v[0], s.s0);
+  if (P::scales > 16) spread_bytes(v[1], s.s1);
   return s;
 }
 
 // The scales of rows 4 r .. 4 r + 3 for one block. d * (2^23 + byte) - d * 2^23 is rounded once:
 // it is d * byte.
 struct RowScales {
-  float32x4_t d, m, s0, s1;  // s0, s1: q6_k
+  float32x4_t d, m, s0, s1, m0, m1;  // s0, s1, m0, m1: of halves
 };
 template <int F>
 TK_INLINE RowScales row_scales(const Heads<F>& h, const BlockScales<F>& b, int r) {
-  RowScales s{h.d[r], h.m[r], h.d[r], h.d[r]};
-  if (F == kFQ4_K || F == kFQ5_K) {
+  using P = Panel<F>;
+  RowScales s{h.d[r], h.m[r], h.d[r], h.d[r], h.d[r], h.d[r]};
+  if (P::scaled_minimums) {
     s.d = vfmaq_f32(h.d_start[r], h.d[r], b.s0[r]);
     s.m = vfmaq_f32(h.m_start[r], h.m[r], b.s1[r]);
+    return s;
   }
-  if (F == kFQ6_K) {
-    s.s0 = vsubq_f32(b.s0[r], vdupq_n_f32(8388736.0f));
-    s.s1 = vsubq_f32(b.s1[r], vdupq_n_f32(8388736.0f));
+  float32x4_t zero = vdupq_n_f32(P::signed_scales ? 8388736.0f : 8388608.0f);
+  if (P::scales) s.s0 = vsubq_f32(b.s0[r], zero);
+  if (P::scales && !P::halves) s.d = vmulq_f32(s.d, s.s0);
+  if (P::halves) s.s1 = vsubq_f32(b.s1[r], zero);
+  if (P::half_minimums) {
+    s.m0 = vsubq_f32(b.m0[r], zero);
+    s.m1 = vsubq_f32(b.m1[r], zero);
   }
   return s;
 }
@@ -120,7 +134,7 @@ TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float
       for (int c = 0; c < columns; ++c) factors[c] = vdupq_n_f32(scale[c] * P::factor);
 #pragma GCC unroll 4
       for (int r0 = first; r0 < last; r0 += group) {
-        int32x4_t dot[group][columns], second[group][columns];  // second: k >= 16 of q6_k
+        int32x4_t dot[group][columns], second[group][columns];  // second: k >= 16 of halves
 #pragma GCC unroll 4
         for (int r = 0; r < group; ++r) {
           int8x16_t lo[4], hi[4];
@@ -145,6 +159,11 @@ TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float
             float32x4_t& to = acc[r0 + r][c];
             to = vfmaq_f32(to, v, vmulq_f32(s.d, factors[c]));
             if (P::minimum) to = vfmaq_n_f32(to, s.m, sum[c]);
+            if (P::half_minimums) {
+              float32x4_t less = vmulq_n_f32(s.m0, static_cast<float>(isum[c]));
+              less = vfmaq_n_f32(less, s.m1, static_cast<float>(isum[tile + c]));
+              to = vfmaq_f32(to, less, vmulq_n_f32(s.m, scale[c]));
+            }
           }
         }
       }
@@ -230,8 +249,10 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot1[F] = qdot1<F>;
     t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot4<F>;
-    t.qwiden[F] = qwiden<F>;
-    t.qwide[F] = qwide<F>;
+    if constexpr (!Panel<F>::half_minimums) {
+      t.qwiden[F] = qwiden<F>;
+      t.qwide[F] = qwide<F>;
+    }
     t.wide_rows[F] = !kFewRows<F> ? 4 : Panel<F>::bytes8 ? 24 : Panel<F>::minimum ? 12 : 16;
     fill_q<F + 1>(t);
   }

@@ -4,41 +4,26 @@
 
 #include "backend/cpu/vec_kernels.inc"
 
-namespace {
+#include "backend/cpu/qpanel_shape.h"
 
-// Bytes per super-block of 16 rows and where its parts lie (pack.h).
-struct Shape {
-  int blocks, head, scales, low, high, offset;
-  bool minimum, zero = false;  // zero: instead of a minimum the head has zero points
-};
-constexpr Shape kShapes[tokamak::cpu::kQFormats] = {
-    {1, 32, 0, 256, 0, 8, false},       // q4_0
-    {1, 64, 0, 256, 0, 0, true},        // q4_1
-    {1, 32, 0, 512, 0, 0, false},       // q8_0
-    {8, 64, 32, 256, 0, 0, true},       // q4_k
-    {8, 32, 32, 256, 128, 32, false},   // q6_k
-    {1, 32, 0, 256, 64, 16, false},     // q5_0
-    {1, 64, 0, 256, 64, 0, true},       // q5_1
-    {8, 64, 32, 256, 64, 0, true},      // q5_k
-    {1, 48, 0, 256, 0, 0, true, true},  // int4_g32
-    {2, 48, 0, 256, 0, 0, true, true},  // int4_g64
-    {4, 48, 0, 256, 0, 0, true, true},  // int4_g128
-    {4, 48, 0, 512, 0, 0, true, true},  // int8_g128
-};
+namespace {
 
 // Value k of a row of one block, without its offset; group of 4, vectors of 16 bytes.
 template <int F>
 TK_INLINE int value_at(const uint8_t* low, int row, int k) {
-  constexpr Shape s = kShapes[F];
-  if (s.low == 512) return static_cast<int8_t>(low[k / 4 * 64 + row * 4 + k % 4]);
+  using P = PanelShape<F>;
+  if (P::bytes8) return static_cast<int8_t>(low[k / 4 * 64 + row * 4 + k % 4]);
   int p = k % 16 / 4 * 64 + row * 4 + k % 4, hi = k / 16;
-  int v = low[p] >> (4 * hi) & 15;
-  if (s.high) {
-    constexpr int bits = s.high == 128 ? 2 : 1, vectors = 4 / bits;
-    int index = p / 16, shift = (index % vectors * 2 + hi) * bits;
-    v |= (low[s.low + index / vectors * 16 + p % 16] >> shift & ((1 << bits) - 1)) << 4;
-  }
-  return v - s.offset;
+  // `bits` bits of the value out of a byte that holds those of several vectors.
+  auto part = [&](const uint8_t* plane, int bits) {
+    int vectors = 4 / bits, index = p / 16, shift = (index % vectors * 2 + hi) * bits;
+    return plane[index / vectors * 16 + p % 16] >> shift & ((1 << bits) - 1);
+  };
+  int v = P::low ? low[p] >> (4 * hi) & 15 : 0;
+  if (P::table) return kTable<F>[v];
+  if (P::pairs) v |= part(low + P::low, 2) << P::pair_bit;
+  if (P::singles) v |= part(low + P::low + P::pairs, 1) << P::single_bit;
+  return v - P::offset;
 }
 
 TK_INLINE float head_at(const uint8_t* p, int row) {
@@ -47,24 +32,50 @@ TK_INLINE float head_at(const uint8_t* p, int row) {
   return half_to_float(h);
 }
 
+// Half of 2^(e - 127); the two smallest are subnormal.
+TK_INLINE float half_power(uint8_t e) {
+  return bits_to_float(e < 2 ? 0x00200000u << e : uint32_t{e - 1u} << 23);
+}
+
+// What a row of one block is multiplied with.
+struct RowScale {
+  float d, m;  // m: of the sum of the activations, or (q2_k) of what the minimums make of it
+  int s0 = 1, s1 = 1;  // of both halves
+  int m0 = 0, m1 = 0;  // their minimums
+};
+template <int F>
+TK_INLINE RowScale row_scale(const uint8_t* super, const uint8_t* block, int row) {
+  using P = PanelShape<F>;
+  RowScale s{P::exponents ? half_power(super[row]) : head_at(super, row), 0.0f};
+  if (P::zeros) s.m = -(s.d * static_cast<float>(static_cast<int8_t>(super[32 + row])));
+  if (P::head == 64) s.m = P::half_minimums ? -head_at(super + 32, row) : head_at(super + 32, row);
+  if (P::scaled_minimums) {
+    s.d *= static_cast<float>(block[row]);
+    s.m = -(s.m * static_cast<float>(block[kPanel + row]));
+  } else if (P::half_minimums) {
+    s.s0 = block[row] & 15, s.m0 = block[row] >> 4;
+    s.s1 = block[kPanel + row] & 15, s.m1 = block[kPanel + row] >> 4;
+  } else if (P::halves) {
+    s.s0 = static_cast<int8_t>(block[row]);
+    s.s1 = static_cast<int8_t>(block[kPanel + row]);
+  } else if (P::scales) {
+    s.d *= static_cast<float>(static_cast<int8_t>(block[row]));
+  }
+  return s;
+}
+
 // The definition of the quantised dot product, for one row of weights and n rows of activations.
 template <int F, int n>
 TK_INLINE void qdot_row(const uint8_t* panel, int row, const float* scale, const float* sum,
                         const int8_t* q, int64_t x_bytes, int64_t blocks, float* out) {
-  constexpr Shape s = kShapes[F];
-  constexpr int block_bytes = s.scales + s.low + s.high;
+  using P = PanelShape<F>;
   float acc[n] = {};
   for (int64_t b = 0; b < blocks; ++b) {
-    const uint8_t* super = panel + b / s.blocks * (s.head + s.blocks * block_bytes);
-    const uint8_t* block = super + s.head + b % s.blocks * block_bytes;
-    float d = head_at(super, row), m = s.minimum && !s.zero ? head_at(super + 32, row) : 0.0f;
-    if (s.zero) m = -(d * static_cast<float>(static_cast<int8_t>(super[32 + row])));
-    if (s.minimum && s.scales) {  // q4_k, q5_k
-      d *= static_cast<float>(block[row]);
-      m = -(m * static_cast<float>(block[kPanel + row]));
-    }
+    const uint8_t* super = panel + b / P::blocks * P::bytes;
+    const uint8_t* block = super + P::head + b % P::blocks * P::block_bytes;
+    RowScale s = row_scale<F>(super, block, row);
     int w[32];
-    for (int k = 0; k < 32; ++k) w[k] = value_at<F>(block + s.scales, row, k);
+    for (int k = 0; k < 32; ++k) w[k] = value_at<F>(block + P::scales, row, k);
     for (int c = 0; c < n; ++c) {
       const auto at = [&](const float* p) {
         float v;
@@ -72,13 +83,16 @@ TK_INLINE void qdot_row(const uint8_t* panel, int row, const float* scale, const
         return v;
       };
       const int8_t* x = q + b * x_bytes + c * 32;
-      int lo = 0, hi = 0;
-      for (int k = 0; k < 16; ++k) lo += w[k] * x[k], hi += w[k + 16] * x[k + 16];
-      int dot = lo + hi;
-      if (s.scales && !s.minimum)  // q6_k
-        dot = lo * static_cast<int8_t>(block[row]) + hi * static_cast<int8_t>(block[kPanel + row]);
-      acc[c] = __builtin_fmaf(static_cast<float>(dot), d * at(scale), acc[c]);
-      if (s.minimum) acc[c] = __builtin_fmaf(m, at(sum), acc[c]);
+      int lo = 0, hi = 0, sum0 = 0, sum1 = 0;
+      for (int k = 0; k < 16; ++k) {
+        lo += w[k] * x[k], hi += w[k + 16] * x[k + 16];
+        sum0 += x[k], sum1 += x[k + 16];
+      }
+      int dot = lo * s.s0 + hi * s.s1, less = sum0 * s.m0 + sum1 * s.m1;
+      acc[c] = __builtin_fmaf(static_cast<float>(dot), s.d * at(scale), acc[c]);
+      if (P::minimum) acc[c] = __builtin_fmaf(s.m, at(sum), acc[c]);
+      if (P::half_minimums)
+        acc[c] = __builtin_fmaf(static_cast<float>(less), s.m * at(scale), acc[c]);
     }
   }
   for (int c = 0; c < n; ++c) out[c * kPanel + row] = acc[c];

@@ -31,9 +31,13 @@ class LinearParts : public testing::TestWithParam<QFormat> {
     for (std::byte& b : rows) b = static_cast<std::byte>(rng.below(256));
     for (size_t at = 0; at < rows.size(); at += dtype_info(dtype).block_bytes)
       for (size_t i : {0, 2}) {
-        if (i == 2 && GetParam() != QFormat::kQ4_K) continue;
+        const QLayout& layout = qlayout(GetParam());
+        if (i == 2 && layout.head != 64) continue;
         uint16_t h = f32_to_f16(static_cast<float>(rng.normal() / 64));
-        std::memcpy(rows.data() + at + (GetParam() == QFormat::kQ6_K ? 208 : i), &h, 2);
+        if (GetParam() == QFormat::kMXFP4)
+          rows[at] = static_cast<std::byte>(115 + rng.below(16));
+        else
+          std::memcpy(rows.data() + at + static_cast<size_t>(layout.d) + i, &h, 2);
       }
     weight_.matrix = Weight::Matrix::kQPanel;
     weight_.dtype = dtype;
@@ -239,7 +243,9 @@ TEST_F(PairLinearParts, AreCloseForNumbersOfAnySize) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, LinearParts,
                          testing::Values(QFormat::kQ4_0, QFormat::kQ8_0, QFormat::kQ4_K,
-                                         QFormat::kQ6_K),
+                                         QFormat::kQ6_K, QFormat::kIQ4_NL, QFormat::kMXFP4,
+                                         QFormat::kIQ4_XS, QFormat::kQ3_K, QFormat::kQ2_K,
+                                         QFormat::kTQ2_0),
                          [](const auto& info) {
                            return std::string(dtype_name(dtype_of(info.param)));
                          });

@@ -4,31 +4,43 @@
 
 #include "base/error.h"
 #include "tensor/block_formats.h"
+#include "tensor/block_formats_detail.h"
 
 namespace tokamak::cpu {
 namespace {
 
 constexpr QLayout kLayouts[kQFormats] = {
-    {1, 32, 0, 256, 0, 18},      // q4_0
-    {1, 64, 0, 256, 0, 20},      // q4_1
-    {1, 32, 0, 512, 0, 34},      // q8_0
-    {8, 64, 32, 256, 0, 144},    // q4_k
-    {8, 32, 32, 256, 128, 210},  // q6_k
-    {1, 32, 0, 256, 64, 22},     // q5_0
-    {1, 64, 0, 256, 64, 24},     // q5_1
-    {8, 64, 32, 256, 64, 176},   // q5_k
-    {1, 48, 0, 256, 0, 19},      // int4_g32
-    {2, 48, 0, 256, 0, 35},      // int4_g64
-    {4, 48, 0, 256, 0, 67},      // int4_g128
-    {4, 48, 0, 512, 0, 131},     // int8_g128
+    {1, 32, 0, 256, 0, 0, 18},           // q4_0
+    {1, 64, 0, 256, 0, 0, 20},           // q4_1
+    {1, 32, 0, 512, 0, 0, 34},           // q8_0
+    {8, 64, 32, 256, 0, 0, 144},         // q4_k
+    {8, 32, 32, 256, 128, 0, 210, 208},  // q6_k
+    {1, 32, 0, 256, 0, 64, 22},          // q5_0
+    {1, 64, 0, 256, 0, 64, 24},          // q5_1
+    {8, 64, 32, 256, 0, 64, 176},        // q5_k
+    {1, 48, 0, 256, 0, 0, 19},           // int4_g32
+    {2, 48, 0, 256, 0, 0, 35},           // int4_g64
+    {4, 48, 0, 256, 0, 0, 67},           // int4_g128
+    {4, 48, 0, 512, 0, 0, 131},          // int8_g128
+    {1, 32, 0, 256, 0, 0, 18},           // iq4_nl
+    {1, 16, 0, 256, 0, 0, 17},           // mxfp4
+    {8, 32, 16, 256, 0, 0, 136},         // iq4_xs
+    {8, 32, 32, 0, 128, 64, 110, 108},   // q3_k
+    {8, 64, 32, 0, 128, 0, 84, 80},      // q2_k
+    {8, 32, 0, 0, 128, 0, 66, 64},       // tq2_0
 };
-constexpr DType kDTypes[kQFormats] = {DType::kQ4_0,    DType::kQ4_1,     DType::kQ8_0,
-                                      DType::kQ4_K,    DType::kQ6_K,     DType::kQ5_0,
-                                      DType::kQ5_1,    DType::kQ5_K,     DType::kInt4G32,
-                                      DType::kInt4G64, DType::kInt4G128, DType::kInt8G128};
+constexpr DType kDTypes[kQFormats] = {
+    DType::kQ4_0,     DType::kQ4_1,     DType::kQ8_0,   DType::kQ4_K,    DType::kQ6_K,
+    DType::kQ5_0,     DType::kQ5_1,     DType::kQ5_K,   DType::kInt4G32, DType::kInt4G64,
+    DType::kInt4G128, DType::kInt8G128, DType::kIQ4_NL, DType::kMXFP4,   DType::kIQ4_XS,
+    DType::kQ3_K,     DType::kQ2_K,     DType::kTQ2_0};
 
 bool is_group(QFormat format) { return qlayout(format).head == 48; }
 bool is_byte(QFormat format) { return qlayout(format).low == 512; }
+bool is_table(QFormat format) {
+  return format == QFormat::kIQ4_NL || format == QFormat::kIQ4_XS || format == QFormat::kMXFP4;
+}
+bool has_exponents(QFormat format) { return qlayout(format).head == 16; }
 
 uint16_t load_u16(const uint8_t* p) {
   uint16_t v;
@@ -53,6 +65,21 @@ void read_fifth_bits(const uint8_t* qh, RowBlock& b) {
   std::memcpy(&high, qh, 4);
   for (int j = 0; j < 32; ++j) b.q[j] |= static_cast<uint8_t>((high >> j & 1) << 4);
 }
+// Pairs of bits of 128 values in 32 bytes.
+void read_pairs(const uint8_t* qs, int sub, RowBlock& b) {
+  for (int j = 0; j < 32; ++j) b.q[j] = qs[32 * (sub / 4) + j] >> (2 * (sub % 4)) & 3;
+}
+// Six bits of a scale that is stored plus 32.
+uint8_t signed_scale(int low, int high) {
+  return static_cast<uint8_t>(((low & 15) | (high & 3) << 4) - 32);
+}
+void read_q3_k(const uint8_t* s, int sub, RowBlock& b) {
+  read_pairs(s + 32, sub, b);
+  for (int j = 0; j < 32; ++j) b.q[j] |= static_cast<uint8_t>((s[j] >> sub & 1) << 2);
+  for (int half : {2 * sub, 2 * sub + 1})
+    (half % 2 ? b.s1 : b.s0) =
+        signed_scale(s[96 + half % 8] >> (half / 8 * 4), s[104 + half % 4] >> (half / 4 * 2));
+}
 void read_k_scales(const uint8_t* scales, int j, RowBlock& b) {
   if (j < 4) {
     b.s0 = scales[j] & 63;
@@ -67,19 +94,19 @@ void read_k_scales(const uint8_t* scales, int j, RowBlock& b) {
 void read_block(QFormat format, const uint8_t* s, int sub, RowBlock& b) {
   switch (format) {
     case QFormat::kQ4_0:
-      read_nibbles(s + 2, b);
-      break;
     case QFormat::kQ4_1:
-      read_nibbles(s + 4, b);
+    case QFormat::kIQ4_NL:
+    case QFormat::kMXFP4:
+      read_nibbles(s + qlayout(format).source - 16, b);
       break;
     case QFormat::kQ8_0:
-      std::memcpy(b.q, s + 2, 32);
+    case QFormat::kInt8G128:
+      std::memcpy(b.q, s + (format == QFormat::kQ8_0 ? 2 : 3 + 32 * sub), 32);
       break;
     case QFormat::kQ5_0:
-      read_nibbles(s + 6, b), read_fifth_bits(s + 2, b);
-      break;
     case QFormat::kQ5_1:
-      read_nibbles(s + 8, b), read_fifth_bits(s + 4, b);
+      read_nibbles(s + qlayout(format).source - 16, b);
+      read_fifth_bits(s + qlayout(format).source - 20, b);
       break;
     case QFormat::kQ4_K:
     case QFormat::kQ5_K: {
@@ -105,8 +132,20 @@ void read_block(QFormat format, const uint8_t* s, int sub, RowBlock& b) {
     case QFormat::kInt4G128:
       read_nibbles(s + 3 + 16 * sub, b);
       break;
-    case QFormat::kInt8G128:
-      std::memcpy(b.q, s + 3 + 32 * sub, 32);
+    case QFormat::kIQ4_XS:
+      read_nibbles(s + 8 + 16 * sub, b);
+      b.s0 = signed_scale(s[4 + sub / 2] >> (sub % 2 * 4), load_u16(s + 2) >> (2 * sub));
+      break;
+    case QFormat::kQ3_K:
+      read_q3_k(s, sub, b);
+      break;
+    case QFormat::kQ2_K:
+      read_pairs(s + 16, sub, b);
+      b.s0 = s[2 * sub];
+      b.s1 = s[2 * sub + 1];
+      break;
+    case QFormat::kTQ2_0:
+      read_pairs(s, sub, b);
       break;
     case QFormat::kCount:
       break;
@@ -115,8 +154,13 @@ void read_block(QFormat format, const uint8_t* s, int sub, RowBlock& b) {
 
 // Copies d and (m, dmin or the zero point) of a super-block in the file to those of a panel.
 void copy_head(QFormat format, const uint8_t* s, int row, uint8_t* panel) {
-  std::memcpy(panel + 2 * row, format == QFormat::kQ6_K ? s + 208 : s, 2);
-  if (qlayout(format).head == 64) std::memcpy(panel + 32 + 2 * row, s + 2, 2);
+  const QLayout& l = qlayout(format);
+  if (has_exponents(format)) {
+    panel[row] = s[l.d];
+    return;
+  }
+  std::memcpy(panel + 2 * row, s + l.d, 2);
+  if (l.head == 64) std::memcpy(panel + 32 + 2 * row, s + l.d + 2, 2);
   if (is_group(format)) panel[32 + row] = s[2];
 }
 
@@ -124,27 +168,41 @@ void copy_head(QFormat format, const uint8_t* s, int row, uint8_t* panel) {
 int low_byte(const PackStyle& style, int row, int k) {
   return (k / style.group) * kPanel * style.group + row * style.group + k % style.group;
 }
-// Where the high bits of the values in low byte p lie: byte and shift of the low nibble's value.
-void high_place(const PackStyle& style, int bits, int p, int& byte, int& shift) {
+// Pairs of bits or single bits of the values in low byte p: the byte that has them, and the shift
+// of the low nibble's value; the other value follows.
+struct BitPlace {
+  int byte, shift;
+};
+BitPlace bit_place(const PackStyle& style, int bits, int p) {
   int vectors = 8 / (2 * bits), index = p / style.vector;
-  byte = index / vectors * style.vector + p % style.vector;
-  shift = index % vectors * 2 * bits;
+  return {index / vectors * style.vector + p % style.vector, index % vectors * 2 * bits};
+}
+// The same with what they are of a value: use(byte of the block, shift, bits, first bit of them).
+template <class Use>
+void each_plane(const QLayout& l, const PackStyle& style, int p, Use&& use) {
+  int first = l.low ? 4 : 0, at = l.low;
+  for (int bits : {2, 1}) {
+    int bytes = bits == 2 ? l.pairs : l.singles;
+    if (!bytes) continue;
+    BitPlace place = bit_place(style, bits, p);
+    use(at + place.byte, place.shift, bits, first);
+    at += bytes, first += bits;
+  }
 }
 
 // Whether nibbles hold two rows, and where value k of a row then lies.
 bool has_row_nibbles(QFormat format, const PackStyle& style) {
-  return style.row_nibbles && !is_byte(format) && qlayout(format).high == 0;
+  const QLayout& l = qlayout(format);
+  return style.row_nibbles && l.low == 256 && l.pairs + l.singles == 0 && !is_table(format);
 }
 int nibble_byte(int row, int k) { return row / 8 * 128 + k / 4 * 16 + row % 4 * 4 + k % 4; }
 bool in_high_nibble(int row) { return row / 4 % 2; }
 
 void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int row, uint8_t* out) {
   const QLayout& l = qlayout(format);
-  if (l.scales) {
-    out[row] = b.s0;
-    out[kPanel + row] = b.s1;
-    out += l.scales;
-  }
+  if (l.scales) out[row] = b.s0;
+  if (l.scales > kPanel) out[kPanel + row] = b.s1;
+  out += l.scales;
   if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) out[low_byte(style, row, k)] = b.q[k] ^ style.xor8;
     return;
@@ -158,21 +216,20 @@ void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int 
   uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
   for (int k = 0; k < 16; ++k) {
     int p = low_byte(style, row, k), lo = b.q[k] ^ flip, hi = b.q[k + 16] ^ flip;
-    out[p] = static_cast<uint8_t>((lo & 15) | (hi & 15) << 4);
-    if (!l.high) continue;
-    int bits = l.high == 128 ? 2 : 1, byte, shift;
-    high_place(style, bits, p, byte, shift);
-    out[l.low + byte] |= static_cast<uint8_t>(lo >> 4 << shift | hi >> 4 << (shift + bits));
+    if (l.low) out[p] = static_cast<uint8_t>((lo & 15) | (hi & 15) << 4);
+    each_plane(l, style, p, [&](int byte, int shift, int bits, int first) {
+      int mask = (1 << bits) - 1;
+      out[byte] |= static_cast<uint8_t>((lo >> first & mask) << shift | (hi >> first & mask)
+                                                                            << (shift + bits));
+    });
   }
 }
 
 void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int row, RowBlock& b) {
   const QLayout& l = qlayout(format);
-  if (l.scales) {
-    b.s0 = in[row];
-    b.s1 = in[kPanel + row];
-    in += l.scales;
-  }
+  if (l.scales) b.s0 = in[row];
+  if (l.scales > kPanel) b.s1 = in[kPanel + row];
+  in += l.scales;
   if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) b.q[k] = in[low_byte(style, row, k)] ^ style.xor8;
     return;
@@ -186,13 +243,12 @@ void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int
   }
   uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
   for (int k = 0; k < 16; ++k) {
-    int p = low_byte(style, row, k), lo = in[p] & 15, hi = in[p] >> 4;
-    if (l.high) {
-      int bits = l.high == 128 ? 2 : 1, mask = (1 << bits) - 1, byte, shift;
-      high_place(style, bits, p, byte, shift);
-      lo |= (in[l.low + byte] >> shift & mask) << 4;
-      hi |= (in[l.low + byte] >> (shift + bits) & mask) << 4;
-    }
+    int p = low_byte(style, row, k), lo = l.low ? in[p] & 15 : 0, hi = l.low ? in[p] >> 4 : 0;
+    each_plane(l, style, p, [&](int byte, int shift, int bits, int first) {
+      int mask = (1 << bits) - 1;
+      lo |= (in[byte] >> shift & mask) << first;
+      hi |= (in[byte] >> (shift + bits) & mask) << first;
+    });
     b.q[k] = static_cast<uint8_t>(lo ^ flip);
     b.q[k + 16] = static_cast<uint8_t>(hi ^ flip);
   }
@@ -202,11 +258,12 @@ void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int
 void decode_block(QFormat format, const RowBlock& b, float d, float m, float* out) {
   switch (format) {
     case QFormat::kQ4_0:
-      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j] - 8);
-      break;
     case QFormat::kQ5_0:
-      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j] - 16);
+    case QFormat::kTQ2_0: {
+      int zero = format == QFormat::kQ4_0 ? 8 : format == QFormat::kQ5_0 ? 16 : 1;
+      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j] - zero);
       break;
+    }
     case QFormat::kQ8_0:
       for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(static_cast<int8_t>(b.q[j]));
       break;
@@ -221,9 +278,10 @@ void decode_block(QFormat format, const RowBlock& b, float d, float m, float* ou
       break;
     }
     case QFormat::kQ6_K:
+    case QFormat::kQ3_K:
       for (int j = 0; j < 32; ++j) {
         float scale = d * static_cast<float>(static_cast<int8_t>(j < 16 ? b.s0 : b.s1));
-        out[j] = scale * static_cast<float>(b.q[j] - 32);
+        out[j] = scale * static_cast<float>(b.q[j] - (format == QFormat::kQ6_K ? 32 : 4));
       }
       break;
     case QFormat::kInt4G32:
@@ -234,6 +292,23 @@ void decode_block(QFormat format, const RowBlock& b, float d, float m, float* ou
     case QFormat::kInt8G128:
       for (int j = 0; j < 32; ++j)
         out[j] = d * (static_cast<float>(static_cast<int8_t>(b.q[j])) - m);
+      break;
+    case QFormat::kMXFP4:
+      for (int j = 0; j < 32; ++j) out[j] = d * block::kFp4Doubled[b.q[j]];
+      break;
+    case QFormat::kIQ4_NL:
+    case QFormat::kIQ4_XS: {
+      bool scaled = format == QFormat::kIQ4_XS;
+      float scale = scaled ? d * static_cast<float>(static_cast<int8_t>(b.s0)) : d;
+      for (int j = 0; j < 32; ++j) out[j] = scale * block::kIq4Values[b.q[j]];
+      break;
+    }
+    case QFormat::kQ2_K:
+      for (int j = 0; j < 32; ++j) {
+        uint8_t s = j < 16 ? b.s0 : b.s1;
+        float scale = d * static_cast<float>(s & 15), minimum = m * static_cast<float>(s >> 4);
+        out[j] = scale * static_cast<float>(b.q[j]) - minimum;
+      }
       break;
     case QFormat::kCount:
       break;
@@ -409,7 +484,8 @@ void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* pa
   const QLayout& l = qlayout(format);
   for (int64_t k = k0; k < k0 + n; k += kQuantBlock, out += kQuantBlock) {
     const uint8_t* super = panel + k / (l.blocks * kQuantBlock) * l.bytes();
-    float d = f16_to_f32(load_u16(super + 2 * row));
+    float d = has_exponents(format) ? block::half_of_e8m0(super[row])
+                                    : f16_to_f32(load_u16(super + 2 * row));
     float m = 0.0f;
     if (l.head == 64) m = f16_to_f32(load_u16(super + 32 + 2 * row));
     if (is_group(format)) m = static_cast<float>(static_cast<int8_t>(super[32 + row]));

@@ -1,20 +1,22 @@
 #pragma once
 // Weights in panels of 16 output rows ("qpanel16", "fpanel16"), made once while loading; nothing is
-// requantised and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as
-// bytes: 2.8 and 2.3 % more).
+// requantised and the size stays that of the file format (formats whose scales have 6 bits keep
+// them as bytes: q3_k 3.6, q4_k 2.8, q5_k 2.3 and iq4_xs 1.5 % more).
 //
 // Float types: [k][16 rows]. Quantised types: per panel a sequence of super-blocks of 1 to 8 blocks
 // of 32 k:
-//   head: d[16] (f16), and for q4_1, q5_1: m[16], for q4_k, q5_k: dmin[16], for groups: zero[16]
-//   (int8) then per block: scales (q4_k, q5_k: sc[16] m[16]; q6_k: two int8 sc[16]), low bits, high
-//   bits
+//   head: d[16] (f16; mxfp4: e8m0), and for q4_1, q5_1: m[16], for q4_k, q5_k, q2_k: dmin[16], for
+//   groups: zero[16] (int8)
+//   then per block: scales (q4_k, q5_k: sc[16] m[16]; q6_k, q3_k: two int8 sc[16], q2_k: two sc[16]
+//   with m in the high nibble; iq4_xs: int8 sc[16]), low bits, pairs of bits, single bits
 // Low bits: byte p = (k' / group) * 16 * group + row * group + k' % group holds value k' and, for
-// 4-bit parts, in its high nibble value k' + 16. High bits: vectors of `vector` bytes, each holding
-// the high bits of the values of 2 (6 bit) or 4 (5 bit) vectors of low bits: bits of the low
-// nibble's value, then of the high nibble's, for each of them in turn.
-// With row_nibbles, formats of 4 bits and no more hold two rows in a byte instead: byte
+// 4-bit parts, in its high nibble value k' + 16. Pairs and single bits: vectors of `vector` bytes,
+// each holding these bits of the values of 2 (pairs) or 4 (single bits) vectors of low bits: bits
+// of the low nibble's value, then of the high nibble's, for each of them in turn. 6-bit values are
+// low bits and pairs, 5-bit ones low bits and single bits, 3-bit ones pairs and single bits, 2-bit
+// ones pairs. With row_nibbles, formats of 4 bits and no more hold two rows in a byte instead: byte
 // row / 8 * 128 + k / 4 * 16 + row % 4 * 4 + k % 4 has value k of this row in its low nibble (row %
-// 8 < 4) or, minus 8, in its high nibble.
+// 8 < 4) or, minus 8, in its high nibble. Formats whose nibbles are places in a table do not.
 #include <cstddef>
 #include <optional>
 
@@ -24,12 +26,13 @@
 namespace tokamak::cpu {
 
 struct QLayout {
-  int blocks;     // blocks of 32 per super-block: 1, 2, 4 or 8
-  int head;       // bytes before them
-  int scales;     // bytes per block
-  int low, high;  // bytes per block
-  int source;     // bytes of a super-block of one row in the file
-  int block_bytes() const { return scales + low + high; }
+  int blocks;               // blocks of 32 per super-block: 1, 2, 4 or 8
+  int head;                 // bytes before them
+  int scales;               // bytes per block
+  int low, pairs, singles;  // bytes per block
+  int source;               // bytes of a super-block of one row in the file
+  int d = 0;                // where its scale is; dmin and m follow it
+  int block_bytes() const { return scales + low + pairs + singles; }
   int bytes() const { return head + blocks * block_bytes(); }
 };
 

@@ -54,7 +54,8 @@ class PackedTable final : public WeightSource {
 TestModel mixed_model(double softcap = 0) {
   TestModelOptions o;
   o.weights = {DType::kQ4_0, DType::kQ4_1, DType::kQ8_0, DType::kQ4_K, DType::kQ6_K,
-               DType::kQ5_0, DType::kQ5_1, DType::kF16,  DType::kF32,  DType::kBF16};
+               DType::kQ5_0, DType::kQ5_1, DType::kF16,  DType::kF32,  DType::kBF16,
+               DType::kQ3_K, DType::kQ2_K, DType::kMXFP4};
   o.window = 8;
   o.softcap = softcap;
   o.max_tokens = 32;

@@ -169,6 +169,23 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_vnni(int rounds, float st
 #undef TK_SUM
 }
 
+__attribute__((target("avx2,avxvnni"))) float i8_avxvnni(int rounds, float start) {
+  __m256i a = _mm256_set1_epi8(static_cast<char>(start + 3)), b = _mm256_set1_epi8(5);
+#define TK_START(n) __m256i x##n = _mm256_set1_epi32(n);
+#define TK_STEP(n) asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(x##n) : "x"(a), "x"(b));
+#define TK_SUM(n) sum = _mm256_add_epi32(sum, x##n);
+  TK_CHAINS(TK_START)
+  for (int r = 0; r < rounds; ++r) {
+    TK_CHAINS(TK_STEP)
+  }
+  __m256i sum = _mm256_setzero_si256();
+  TK_CHAINS(TK_SUM)
+  return static_cast<float>(_mm256_extract_epi32(sum, 0));
+#undef TK_START
+#undef TK_STEP
+#undef TK_SUM
+}
+
 // A product of unsigned and signed bytes, summed in pairs to 16 and then to 32 bits.
 __attribute__((target("avx2"))) float i8_avx2(int rounds, float start) {
   __m256i a = _mm256_set1_epi8(static_cast<char>(start + 3)), b = _mm256_set1_epi8(5),
@@ -224,7 +241,8 @@ float bf16_amx(int rounds, float) {
 
 Probe f32_probe(std::string_view level) {
   if (level == "avx512" || level == "amx") return {f32_avx512, kChains * 16 * 2};
-  return level == "avx2" ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
+  bool has = level == "avx2" || level == "avxvnni";
+  return has ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
 }
 Probe bf16_probe(std::string_view level) {
   return level == "amx" ? Probe{bf16_amx, 16.0 * 16 * 32 * 2} : Probe{};
@@ -233,6 +251,7 @@ Probe i8_probe(std::string_view level) {
   if (level == "amx")
     return {i8_amx, 16.0 * 16 * 64 * 2};  // four products in a fourth of the rounds
   if (level == "avx512") return {i8_vnni, kChains * 64 * 2};
+  if (level == "avxvnni") return {i8_avxvnni, kChains * 32 * 2};
   return level == "avx2" ? Probe{i8_avx2, kChains * 32 * 2} : Probe{};
 }
 #else

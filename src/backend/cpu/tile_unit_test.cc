@@ -171,7 +171,9 @@ INSTANTIATE_TEST_SUITE_P(Types, TileUnit,
                          testing::Values(DType::kBF16, DType::kF16, DType::kQ4_0, DType::kQ4_1,
                                          DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ4_K,
                                          DType::kQ5_K, DType::kQ6_K, DType::kInt4G32,
-                                         DType::kInt4G64, DType::kInt4G128, DType::kInt8G128),
+                                         DType::kInt4G64, DType::kInt4G128, DType::kInt8G128,
+                                         DType::kIQ4_NL, DType::kMXFP4, DType::kIQ4_XS,
+                                         DType::kQ3_K, DType::kQ2_K, DType::kTQ2_0),
                          [](const auto& i) { return std::string(dtype_name(i.param)); });
 
 }  // namespace

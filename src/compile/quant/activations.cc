@@ -50,6 +50,12 @@ std::optional<DType> rounded_for(DType dtype) {
     case DType::kQ4_K:
     case DType::kQ5_K:
     case DType::kQ6_K:
+    case DType::kQ2_K:
+    case DType::kQ3_K:
+    case DType::kIQ4_NL:
+    case DType::kIQ4_XS:
+    case DType::kTQ2_0:
+    case DType::kMXFP4:
     case DType::kInt4G32:
     case DType::kInt4G64:
     case DType::kInt4G128:
