@@ -142,6 +142,42 @@ TEST_P(QDot, TwoPanelsAtOnceGiveTheSameBits) {
   }
 }
 
+TEST_P(QDot, TwoPanelsWithFewRowsGiveTheBitsOfEachAlone) {
+  auto format = static_cast<QFormat>(GetParam());
+  Rng rng(75 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 768, floats = kMostFewRows * kPanel;
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
+  std::vector<std::byte> weights = random_rows(rng, format, 2 * kPanel, k);
+  Activations x = random_activations(rng, kMostFewRows, k);
+  for (const KernelTable* table : available_tables()) {
+    if (!table->qdot4x2[GetParam()]) continue;
+    SCOPED_TRACE(table->name);
+    std::vector<uint8_t> panels[2];
+    for (int i = 0; i < 2; ++i) {
+      panels[i].resize(static_cast<size_t>(qpanel_bytes(format, k)));
+      pack_qpanel(format, table->style, weights.data() + i * kPanel * row_bytes, row_bytes, kPanel,
+                  k, panels[i].data());
+    }
+    for (int64_t blocks : {k / 32, k / 32 - qlayout(format).blocks})
+      for (int n = 2; n <= table->few_rows; ++n) {
+        int tiles = (n + kTile - 1) / kTile;
+        std::vector<XBlock4> packed(static_cast<size_t>(std::max(tiles, table->x_tiles) * blocks));
+        for (int t = 0; t < tiles; ++t)
+          table->pack_x4(x.rows.data() + t * kTile, std::min(kTile, n - t * kTile), blocks,
+                         t % table->x_tiles, packed.data() + t / table->x_tiles * blocks);
+        std::vector<float> both(2 * floats), alone(floats);
+        table->qdot4x2[GetParam()](panels[0].data(), panels[1].data(), packed.data(), blocks, n,
+                                   both.data());
+        for (int i = 0; i < 2; ++i) {
+          table->qdot4[GetParam()](panels[i].data(), packed.data(), blocks, n, alone.data());
+          EXPECT_EQ(0, std::memcmp(both.data() + i * floats, alone.data(),
+                                   static_cast<size_t>(n) * kPanel * 4))
+              << blocks << " blocks, " << n << " rows, panel " << i;
+        }
+      }
+  }
+}
+
 // Many rows through widened panels, k in parts, buffers without slack: the bits of one row alone.
 TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
   auto format = static_cast<QFormat>(GetParam());
