@@ -164,6 +164,10 @@ struct KernelTable {
   // memory faster than one. nullptr: the level has none.
   void (*qdot1x2[kQFormats])(const uint8_t* panel, const uint8_t* other, const XBlock1* x,
                              int64_t blocks, float* out);
+  // qdot4 of two panels that are far apart: out[2][kMostFewRows][kPanel]; nullptr: the level has
+  // none.
+  void (*qdot4x2[kQFormats])(const uint8_t* panel, const uint8_t* other, const XBlock4* x,
+                             int64_t blocks, int rows, float* out);
   // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32 in
   // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
   // blocks * kWideBlock bytes apart, with `rows` rows in blocks of x_tiles tiles that are `stride`

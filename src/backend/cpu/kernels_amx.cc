@@ -229,6 +229,7 @@ template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot4[F] = qdot_few<F, XBlock16>;
+    t.qdot4x2[F] = qdot_few_x2<F, XBlock16>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<kWide<F>>;
     t.wide_rows[F] = kMostFewRows + 1;  // vpdpbusd is as fast for fewer

@@ -55,6 +55,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot1[F] = qdot1<F>;
     t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot_few<F, XBlock4>;
+    t.qdot4x2[F] = qdot_few_x2<F, XBlock4>;
     t.qwiden[F] = qwiden<F, 0>;
     t.qwide[F] = qwide<F>;
     t.wide_rows[F] = 4 * kMostFewRows + 1;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kernels_test_data.h"
 #include "backend/cpu/pack.h"
 #include "base/rng.h"
 #include "tensor/block_formats.h"
@@ -16,55 +17,6 @@
 
 namespace tokamak::cpu {
 namespace {
-
-std::vector<float> random_floats(Rng& rng, int64_t n, double scale = 1.0) {
-  std::vector<float> out(static_cast<size_t>(n));
-  for (float& f : out) f = static_cast<float>(rng.normal() * scale);
-  return out;
-}
-
-// Random bytes with scales that are ordinary numbers: reaches every code, also those no encoder
-// would write.
-std::vector<std::byte> random_rows(Rng& rng, QFormat format, int64_t rows, int64_t k) {
-  DType dtype = dtype_of(format);
-  const DTypeInfo& info = dtype_info(dtype);
-  std::vector<std::byte> out(static_cast<size_t>(rows) * dtype_bytes(dtype, k));
-  for (std::byte& b : out) b = static_cast<std::byte>(rng.below(256));
-  for (size_t at = 0; at < out.size(); at += info.block_bytes) {
-    auto put = [&](size_t offset, double scale) {
-      uint16_t h = f32_to_f16(static_cast<float>(rng.normal() * scale));
-      std::memcpy(out.data() + at + offset, &h, 2);
-    };
-    const QLayout& l = qlayout(format);
-    if (format == QFormat::kMXFP4) {
-      out[at] = static_cast<std::byte>(115 + rng.below(16));
-      continue;
-    }
-    put(static_cast<size_t>(l.d), 0.02);
-    if (l.head == 64) put(static_cast<size_t>(l.d) + 2, 0.05);
-  }
-  return out;
-}
-
-struct Activations {
-  std::vector<uint8_t> blocks;  // [rows][k / 32] q8a
-  std::vector<const void*> rows;
-  std::vector<float> decoded;
-};
-Activations random_activations(Rng& rng, int64_t rows, int64_t k) {
-  Activations a;
-  size_t bytes = dtype_bytes(DType::kQ8A, k);
-  a.blocks.resize(static_cast<size_t>(rows) * bytes);
-  a.decoded.resize(static_cast<size_t>(rows * k));
-  for (int64_t r = 0; r < rows; ++r) {
-    std::vector<float> x = random_floats(rng, k, 3.0);
-    uint8_t* to = a.blocks.data() + static_cast<size_t>(r) * bytes;
-    encode_row(DType::kQ8A, x.data(), to, k);
-    decode_row(DType::kQ8A, to, a.decoded.data() + r * k, k);
-    a.rows.push_back(to);
-  }
-  return a;
-}
 
 class QDot : public testing::TestWithParam<int> {};
 
@@ -144,6 +96,42 @@ TEST_P(QDot, TwoPanelsAtOnceGiveTheSameBits) {
         table->qdot1[GetParam()](panels[i].data(), x1.data(), blocks, alone.data() + i * kPanel);
       EXPECT_EQ(0, std::memcmp(both.data(), alone.data(), both.size() * 4)) << blocks << " blocks";
     }
+  }
+}
+
+TEST_P(QDot, TwoPanelsWithFewRowsGiveTheBitsOfEachAlone) {
+  auto format = static_cast<QFormat>(GetParam());
+  Rng rng(75 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 768, floats = kMostFewRows * kPanel;
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
+  std::vector<std::byte> weights = random_rows(rng, format, 2 * kPanel, k);
+  Activations x = random_activations(rng, kMostFewRows, k);
+  for (const KernelTable* table : available_tables()) {
+    if (!table->qdot4x2[GetParam()]) continue;
+    SCOPED_TRACE(table->name);
+    std::vector<uint8_t> panels[2];
+    for (int i = 0; i < 2; ++i) {
+      panels[i].resize(static_cast<size_t>(qpanel_bytes(format, k)));
+      pack_qpanel(format, table->style, weights.data() + i * kPanel * row_bytes, row_bytes, kPanel,
+                  k, panels[i].data());
+    }
+    for (int64_t blocks : {k / 32, k / 32 - qlayout(format).blocks})
+      for (int n = 2; n <= table->few_rows; ++n) {
+        int tiles = (n + kTile - 1) / kTile;
+        std::vector<XBlock4> packed(static_cast<size_t>(std::max(tiles, table->x_tiles) * blocks));
+        for (int t = 0; t < tiles; ++t)
+          table->pack_x4(x.rows.data() + t * kTile, std::min(kTile, n - t * kTile), blocks,
+                         t % table->x_tiles, packed.data() + t / table->x_tiles * blocks);
+        std::vector<float> both(2 * floats), alone(floats);
+        table->qdot4x2[GetParam()](panels[0].data(), panels[1].data(), packed.data(), blocks, n,
+                                   both.data());
+        for (int i = 0; i < 2; ++i) {
+          table->qdot4[GetParam()](panels[i].data(), packed.data(), blocks, n, alone.data());
+          EXPECT_EQ(0, std::memcmp(both.data() + i * floats, alone.data(),
+                                   static_cast<size_t>(n) * kPanel * 4))
+              << blocks << " blocks, " << n << " rows, panel " << i;
+        }
+      }
   }
 }
 

@@ -21,6 +21,7 @@ class QuantLinear final : public LinearKernel {
     dot1_ = kernels.qdot1[f];
     dot1x2_ = kernels.qdot1x2[f];
     dot4_ = kernels.qdot4[f];
+    dot4x2_ = kernels.qdot4x2[f];
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
     panels_ = kernels.wide_panels;
@@ -73,13 +74,23 @@ class QuantLinear final : public LinearKernel {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
     if (wide_ && rows >= wide_rows_) return wide_tiles(x, rows, begin, end, sink, scratch);
     TK_CHECK(rows <= few_rows_ || tiles_ == 1);
-    for (int64_t p = begin; p < end; ++p)
-      for (int64_t r = 0; r < rows; r += few_rows_) {
-        float sums[kMostFewRows * kPanel];
-        int64_t n = std::min(few_rows_, rows - r);
-        dot4_(w_->panel(p), x + r / kTile * blocks_, blocks_, static_cast<int>(n), sums);
+    float sums[2 * kMostFewRows * kPanel];
+    auto each_few = [&](auto&& product) {
+      for (int64_t r = 0; r < rows; r += few_rows_)
+        product(x + r / kTile * blocks_, r, static_cast<int>(std::min(few_rows_, rows - r)));
+    };
+    int64_t half = dot4x2_ ? (end - begin) / 2 : 0;  // the two halves side by side
+    for (int64_t p = begin; p < begin + half; ++p)
+      each_few([&](const XBlock4* first, int64_t r, int n) {
+        dot4x2_(w_->panel(p), w_->panel(p + half), first, blocks_, n, sums);
         store(sink, begin, p, r, n, sums);
-      }
+        store(sink, begin, p + half, r, n, sums + kMostFewRows * kPanel);
+      });
+    for (int64_t p = begin + 2 * half; p < end; ++p)
+      each_few([&](const XBlock4* first, int64_t r, int n) {
+        dot4_(w_->panel(p), first, blocks_, n, sums);
+        store(sink, begin, p, r, n, sums);
+      });
   }
 
  private:
@@ -121,6 +132,7 @@ class QuantLinear final : public LinearKernel {
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
+  void (*dot4x2_)(const uint8_t*, const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);
   void (*wide_)(const uint8_t*, int64_t, const XBlock4*, int64_t, int64_t, int64_t, float*);
 };
@@ -135,7 +147,8 @@ class DigitsLinear final : public LinearKernel {
         blocks_(w->k / kQuantBlock),
         inner_(kernels, w),
         tiles_(kernels.x_tiles),
-        dot4_(kernels.qdot4[static_cast<int>(w->qformat)]) {
+        dot4_(kernels.qdot4[static_cast<int>(w->qformat)]),
+        dot4x2_(kernels.qdot4x2[static_cast<int>(w->qformat)]) {
     limit_chunk(kernels.chunk_bytes, kernels.chunk_tiles, kernels.x_tiles);
   }
   int64_t single_bytes() const override { return tiles_ * inner_.tile_bytes(); }
@@ -154,13 +167,24 @@ class DigitsLinear final : public LinearKernel {
   }
   void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
-    for (int64_t p = begin; p < end; ++p) {
-      float parts[kTile * kPanel], sums[kPanel];
-      dot4_(w_->panel(p), static_cast<const XBlock4*>(packed), blocks_, kDigits, parts);
-      add_digits(parts, kPanel, 1, sums);
-      store(sink, begin, p, 0, 1, sums);
+    const auto* x = static_cast<const XBlock4*>(packed);
+    float parts[2 * kMostFewRows * kPanel], sums[kPanel];
+    auto add = [&](int64_t panel, const float* from) {
+      add_digits(from, kPanel, 1, sums);
+      store(sink, begin, panel, 0, 1, sums);
+    };
+    int64_t half = dot4x2_ ? (end - begin) / 2 : 0;  // the two halves side by side
+    for (int64_t p = begin; p < begin + half; ++p) {
+      dot4x2_(w_->panel(p), w_->panel(p + half), x, blocks_, kDigits, parts);
+      add(p, parts);
+      add(p + half, parts + kMostFewRows * kPanel);
+    }
+    for (int64_t p = begin + 2 * half; p < end; ++p) {
+      dot4_(w_->panel(p), x, blocks_, kDigits, parts);
+      add(p, parts);
     }
   }
+
   void tiles(const KernelTable& k, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
              const LinearSink& sink, uint8_t* scratch) const override {
     auto* parts = reinterpret_cast<float*>(scratch + (inner_.scratch_bytes() + 63) / 64 * 64);
@@ -217,6 +241,7 @@ class DigitsLinear final : public LinearKernel {
   QuantLinear inner_;
   int64_t tiles_;
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
+  void (*dot4x2_)(const uint8_t*, const uint8_t*, const XBlock4*, int64_t, int, float*);
 };
 
 // Activations f32, weights bf16, on levels that multiply bf16 numbers.
