@@ -139,6 +139,10 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
   std::string method = s.text("method");
   out.model = s.text("model");
   out.patterns = s.text("patterns");
+  // As in vLLM, both may also be "ngram" or "[ngram]".
+  const bool lookup = out.model == "ngram" || out.model == "[ngram]";
+  if (lookup) out.model.clear();
+  if (method == "[ngram]" || (method.empty() && lookup)) method = "ngram";
   if (method.empty() && !out.model.empty()) method = "draft_model";
   if (method.empty()) fail(ErrorCode::kInvalidArgument, "speculation: \"method\" is missing");
   out.method = method_of(method);
@@ -148,10 +152,12 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
   read_suffix(s, out.suffix);
   read_lookahead(s, out.lookahead);
   std::string rule = s.text("rejection_sample_method");
-  if (!rule.empty() && rule != "strict" && rule != "probabilistic")
+  if (!rule.empty() && rule != "strict" && rule != "probabilistic" && rule != "standard")
     fail(ErrorCode::kInvalidArgument,
-         "speculation: rejection_sample_method must be \"strict\" or \"probabilistic\"");
-  out.rejection = rule == "probabilistic";
+         "speculation: rejection_sample_method must be \"strict\", \"probabilistic\" or "
+         "\"standard\", "
+         "vLLM's newer name of the latter");
+  out.rejection = rule == "probabilistic" || rule == "standard";
   s.integer("max_branches", 1, 8, out.branches);
   s.boolean("adaptive", out.adaptive);
   s.integer("disable_by_batch_size", 1, 1 << 20, out.disable_by_batch_size);

@@ -60,6 +60,17 @@ TEST(Speculative, Settings) {
   EXPECT_FALSE(o.rejection);
   o = parse_speculative(R"({"method": "early_exit", "rejection_sample_method": "probabilistic"})");
   EXPECT_TRUE(o.rejection);
+  o = parse_speculative(R"({"method": "suffix", "rejection_sample_method": "standard"})");
+  EXPECT_TRUE(o.rejection);
+  for (const char* spelling :
+       {R"({"model": "[ngram]", "prompt_lookup_max": 4})",
+        R"({"model": "ngram", "prompt_lookup_max": 4})",
+        R"({"method": "[ngram]", "prompt_lookup_max": 4})",
+        R"({"method": "ngram", "model": "ngram", "prompt_lookup_max": 4})"}) {
+    o = parse_speculative(spelling);
+    EXPECT_EQ(o.method, Method::kNgram) << spelling;
+    EXPECT_EQ(o.ngram.shortest, 4) << spelling;
+  }
   o = parse_speculative(R"({"method": "lookahead", "max_window_size": 5, "max_ngram_size": 4,
                             "max_verification_set_size": 7})");
   EXPECT_EQ(o.lookahead.window, 5);

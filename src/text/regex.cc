@@ -16,20 +16,27 @@ struct CodeDeleter {
 };
 using CodePtr = std::unique_ptr<pcre2_code, CodeDeleter>;
 
-CodePtr compile(const std::string& pcre, std::string_view original) {
-  int error = 0;
+struct CompileError {
+  int code = 0;
   PCRE2_SIZE offset = 0;
+};
+
+CodePtr try_compile(std::string_view pcre, CompileError& error) {
   CodePtr code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre.data()), pcre.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
-                             nullptr));
-  if (!code) {
-    PCRE2_UCHAR message[160];
-    pcre2_get_error_message(error, message, sizeof message);
-    fail(ErrorCode::kUnsupported, "regular expression {}: {} (at character {} of {})", original,
-         reinterpret_cast<const char*>(message), offset, pcre);
-  }
-  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without JIT matching works, slower
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error.code,
+                             &error.offset, nullptr));
+  if (code) pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without JIT it is slower
   return code;
+}
+
+CodePtr compile(const std::string& pcre, std::string_view original) {
+  CompileError error;
+  CodePtr code = try_compile(pcre, error);
+  if (code) return code;
+  PCRE2_UCHAR message[160];
+  pcre2_get_error_message(error.code, message, sizeof message);
+  fail(ErrorCode::kUnsupported, "regular expression {}: {} (at character {} of {})", original,
+       reinterpret_cast<const char*>(message), error.offset, pcre);
 }
 
 // Match state besides the pattern; one per thread, shared by all patterns.
@@ -197,6 +204,29 @@ bool Regex::Scan::next(Match& match) {
     if (at != last_end_) return true;
   }
   return false;
+}
+
+bool regex_property(std::string_view name, std::vector<CharRange>& out) {
+  for (char c : name)
+    if (!(c >= 'a' && c <= 'z') && !(c >= '0' && c <= '9') && c != ':') return false;
+  CompileError error;
+  const CodePtr code = try_compile(fmt::format("\\p{{{}}}+", name), error);
+  if (!code) return false;
+  std::string all;
+  for (char32_t c = 0; c <= 0x10FFFF; ++c)
+    if (c < 0xD800 || c > 0xDFFF) utf8_append(all, c);
+  MatchWorkspace& w = workspace();
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(all.data());
+  for (size_t pos = 0; pos < all.size();) {
+    if (pcre2_match(code.get(), subject, all.size(), pos, PCRE2_NO_UTF_CHECK, w.data, nullptr) < 0)
+      break;
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(w.data);
+    size_t last = pos = range[1];
+    do --last;
+    while (is_utf8_continuation(all[last]));
+    out.push_back({utf8_decode(all, range[0]).cp, utf8_decode(all, last).cp});
+  }
+  return true;
 }
 
 std::string regex_escape(std::string_view literal) {

@@ -58,6 +58,9 @@ std::string regex_escape(std::string_view literal);
 
 // PCRE2's name for \p{key} (lower case, no separators); empty: none.
 std::string_view regex_property_name(std::string_view key);
+// The characters of \p{name}, by PCRE2's tables (Unicode 14); false: it has no property of this
+// name.
+bool regex_property(std::string_view name, std::vector<CharRange>& out);
 // Class items for a set that PCRE2 lacks or defines differently; posix: as in [[:punct:]].
 std::string_view regex_named_set(std::string_view name, bool posix);
 

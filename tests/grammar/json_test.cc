@@ -241,6 +241,29 @@ TEST(JsonSchema, HostileSchemas) {
             std::string::npos);
   EXPECT_NE(error_of(ways + R"("d40":{"type":"string"}}})").find("too many alternatives"),
             std::string::npos);
+  ways = R"({"type":"array","uniqueItems":true,"items":{"$ref":"#/$defs/d0"},)" +
+         ways.substr(ways.find(R"("$defs")"));
+  EXPECT_NE(error_of(ways + R"("d40":{"type":"string"}}})").find("#/uniqueItems: is only"),
+            std::string::npos);
+}
+
+// Where there is no single cause, the message names the largest part.
+TEST(JsonSchema, LimitsOfSizeNameAPlace) {
+  std::string names, values;
+  for (int i = 0; i < 4000; ++i) names += fmt::format(R"({}"m{}":{{}})", i ? "," : "", i);
+  for (int i = 0; i < 40000; ++i)
+    values += fmt::format(R"({}"{}")", i ? "," : "", i * 7919L * 7919);
+  const std::pair<std::string, const char*> cases[] = {
+      {R"({"properties":{"a":{"minProperties":200,"properties":{)" + names + "}}}}",
+       "#/properties/a: minProperties or maxProperties is too large"},
+      {R"({"properties":{"a":{"enum":[)" + values + "]}}}", "'#/properties/a/enum'"},
+      {R"({"properties":{"a":{"type":"array","items":{"pattern":"^((a|b){1,140}c){1,140}$"}}}})",
+       "#/properties/a/items/pattern: a pattern is too large"},
+      {R"({"properties":{"a":{"type":"string","not":{"pattern":"(a|b)*a(a|b){30}"}}}})",
+       "#/properties/a/not: a pattern is too large"},
+  };
+  for (const auto& [schema, place] : cases)
+    EXPECT_NE(error_of(schema).find(place), std::string::npos) << place << ": " << error_of(schema);
 }
 
 // Few validations, each of which compares a value with very many others.

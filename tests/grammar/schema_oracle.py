@@ -18,8 +18,9 @@ import sys
 
 try:
     import jsonschema
-except ImportError:
-    print("the Python package jsonschema is not installed")
+    import regex as unicode_expressions  # knows \p{...}
+except ImportError as error:
+    print(f"the Python package {error.name} is not installed")
     sys.exit(77)
 
 from random_schemas import RandomSchemas, changed as changed_value
@@ -194,7 +195,8 @@ def changed(rng, text, alphabet):
 
 def expression(checks, regex):
     """\\d and \\w are ASCII, as in ECMAScript."""
-    rng, wanted = random.Random(regex), re.compile(regex, re.ASCII)
+    rng = random.Random(regex)
+    wanted = unicode_expressions.compile(regex) if "\\p" in regex.lower() else re.compile(regex, re.ASCII)
     walks = checks.driver.ask(regex=regex, walks=checks.walks, seed=1)["walks"]
     alphabet = sorted(set("".join(walks))) + list('aZ0 .-\n"é')
     texts = [""] + walks + [changed(rng, text, alphabet) for text in walks for _ in range(4)]

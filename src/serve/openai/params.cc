@@ -287,11 +287,11 @@ void read_speculative(Fields& fields, const ServedModel& model, GenerationParams
     if (auto branches = inner.integer("max_branches", 1, kMost))
       params.draft_branches = static_cast<int32_t>(*branches);
     if (auto rule = inner.string("rejection_sample_method")) {
-      if (*rule != "strict" && *rule != "probabilistic")
+      if (*rule != "strict" && *rule != "probabilistic" && *rule != "standard")
         bad_request("speculative.rejection_sample_method", "invalid_value",
-                    "Invalid 'speculative.rejection_sample_method': use 'strict' or "
-                    "'probabilistic'.");
-      params.sample.rejection = *rule == "probabilistic";
+                    "Invalid 'speculative.rejection_sample_method': use 'strict', 'probabilistic' "
+                    "or 'standard', another name of the latter.");
+      params.sample.rejection = *rule != "strict";
     }
     log_unknown_fields(inner.unknown());
   } else if (value != nullptr && value->is_bool()) {

@@ -251,6 +251,27 @@ bool is_empty(const CharFsm& fsm) {
   return true;
 }
 
+bool is_endless(const CharFsm& fsm) {
+  const CharFsm all = deterministic(fsm);
+  std::vector<std::vector<uint32_t>> before(all.size());
+  for (uint32_t s = 0; s < all.size(); ++s)
+    for (const CharFsm::Edge& e : all.edges[s]) before[e.to].push_back(s);
+  std::vector<uint8_t> live(all.size(), 0), goes_on(all.size(), 0);
+  std::vector<uint32_t> work;
+  for (uint32_t s = 0; s < all.size(); ++s)
+    if (all.final[s]) work.push_back(s);
+  while (!work.empty()) {
+    const uint32_t s = work.back();
+    work.pop_back();
+    if (std::exchange(live[s], uint8_t{1})) continue;
+    for (uint32_t from : before[s]) {
+      goes_on[from] = 1;
+      work.push_back(from);
+    }
+  }
+  return live == goes_on;
+}
+
 namespace {
 
 // The characters between two states, as an expression.

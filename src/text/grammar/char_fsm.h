@@ -38,7 +38,8 @@ CharFsm deterministic(const CharFsm& fsm);
 CharFsm complement(const CharFsm& fsm);  // all other texts
 CharFsm intersect(const CharFsm& a, const CharFsm& b);
 CharFsm unite(const CharFsm& a, const CharFsm& b);
-bool is_empty(const CharFsm& fsm);  // matches no text
+bool is_empty(const CharFsm& fsm);    // matches no text
+bool is_endless(const CharFsm& fsm);  // every beginning of a text is that of a longer one, too
 
 // As an expression over the raw text.
 ExprId expr_of(Ir& ir, const CharFsm& fsm);

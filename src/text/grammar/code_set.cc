@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "text/regex.h"
 #include "text/unicode.h"
 
@@ -72,46 +73,72 @@ CodeSet codes_where(Test&& test) {
   return out;
 }
 
-bool build_property(const std::string& name, CodeSet& out) {
-  if (name == "Any") {
-    out = any_code();
-  } else if (name == "ASCII") {
-    out = {{0, 0x7F}};
-  } else if (name == "White_Space") {
-    out = codes_where(is_white_space);
-  } else {
-    out = codes_where([&](char32_t c) {
-      const char* category = general_category(c);
-      return name[0] == category[0] && (name.size() == 1 || name[1] == category[1]);
-    });
-  }
-  return !out.empty();
+// "Lu", "L" ...; "LC": cased letters.
+CodeSet of_category(const std::string& name) {
+  return codes_where([&](char32_t c) {
+    const char* category = general_category(c);
+    if (name == "LC") return category[0] == 'L' && category[1] != 'm' && category[1] != 'o';
+    return name[0] == category[0] && (name.size() == 1 || name[1] == category[1]);
+  });
 }
 
-// "Uppercase_Letter" -> "Lu"; names that need no translation as they are.
-std::string short_name(std::string_view name) {
-  for (std::string_view prefix : {"General_Category=", "gc="})
-    if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-  if (name.size() <= 2 || name == "Any" || name == "ASCII" || name == "White_Space")
-    return std::string(name);
+// Names of properties are compared without case, blanks, hyphens and underscores.
+std::string loose(std::string_view name) {
   std::string key;
   for (char c : name)
-    if (c != '_') key += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
-  return std::string(regex_property_name(key));
+    if (c != '_' && c != '-' && c != ' ')
+      key += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  return key;
+}
+
+// "uppercaseletter" and "lu" -> "Lu"; empty: no category.
+std::string category_name(const std::string& key) {
+  if (key == "lc" || key == "casedletter") return "LC";
+  std::string name = key.size() > 2 ? std::string(regex_property_name(key)) : key;
+  if (name.empty() || name.size() > 2) return {};
+  if (name[0] >= 'a' && name[0] <= 'z') name[0] -= 32;
+  return name;
+}
+
+bool build_property(const std::string& kind, const std::string& key, CodeSet& out) {
+  const bool any_kind = kind.empty();
+  if (any_kind && key == "any") out = any_code();
+  if (any_kind && key == "ascii") out = {{0, 0x7F}};
+  if (any_kind && key == "assigned") out = complement(of_category("Cn"));
+  if (any_kind && (key == "whitespace" || key == "space" || key == "wspace"))
+    out = codes_where(is_white_space);
+  if (out.empty() && (any_kind || kind == "gc" || kind == "generalcategory"))
+    if (const std::string category = category_name(key); !category.empty())
+      out = of_category(category);
+  if (!out.empty()) return true;
+  std::vector<CharRange> found;
+  const auto of_pcre = [&](std::string_view prefix) {
+    return regex_property(fmt::format("{}{}", prefix, key), found);
+  };
+  const bool extensions = kind == "scx" || kind == "scriptextensions";
+  const bool script = extensions || any_kind || kind == "sc" || kind == "script";
+  const bool known = (script && of_pcre(extensions ? "scx:" : "sc:")) || (any_kind && of_pcre(""));
+  for (const CharRange& r : found) out.push_back({r.first, r.last});
+  out = normalized(std::move(out));
+  return known;
 }
 
 }  // namespace
 
 const CodeSet* unicode_property(std::string_view name) {
+  constexpr size_t kLongest = 60;
   static std::mutex mutex;
-  static std::map<std::string, CodeSet> known;
-  std::string key = short_name(name);
-  bool simple = key.size() == 1 || key.size() == 2;
-  if (!simple && key != "Any" && key != "ASCII" && key != "White_Space") return nullptr;
+  static std::map<std::pair<std::string, std::string>, CodeSet> known;
+  if (name.size() > kLongest) return nullptr;
+  const size_t sign = name.find_first_of("=:");
+  const bool named = sign != name.npos;
+  std::pair key{loose(named ? name.substr(0, sign) : ""),
+                loose(named ? name.substr(sign + 1) : name)};
+  if (key.second.empty() || (named && key.first.empty())) return nullptr;
   std::lock_guard lock(mutex);
   if (auto it = known.find(key); it != known.end()) return &it->second;
   CodeSet set;
-  if (!build_property(key, set)) return nullptr;
+  if (!build_property(key.first, key.second, set)) return nullptr;
   return &(known[key] = std::move(set));
 }
 

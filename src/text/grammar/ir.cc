@@ -35,7 +35,7 @@ const std::string* Ir::why_never(ExprId id) const {
 RuleId Ir::add_rule(std::string name) {
   if (rules_.size() >= kMaxRules)
     fail(ErrorCode::kOutOfRange, "the grammar is too large: more than {} rules", kMaxRules);
-  rules_.push_back({std::move(name), kNoExpr});
+  rules_.push_back({.name = std::move(name)});
   return static_cast<RuleId>(rules_.size() - 1);
 }
 
@@ -70,6 +70,7 @@ RuleId Ir::embed(const Ir& other) {
   for (const Rule& rule : other.rules_) {
     define(add_rule(rule.name), moved(rule.body));
     rules_.back().unique = rule.unique;
+    rules_.back().keyword = rule.keyword;
   }
   return other.root + first_rule;
 }

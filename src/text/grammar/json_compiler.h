@@ -33,9 +33,11 @@ class SchemaCompiler {
   // object (ArgumentSyntax). kArgument and more: to one of them, where strings have no quotes; the
   // rest is its parameter_types().
   using Place = uint32_t;
-  static constexpr Place kValue = 0, kArguments = 1, kArgument = 256;
+  // kUniqueItem: to an item that must differ from the others of its array, see comparable().
+  static constexpr Place kValue = 0, kArguments = 1, kUniqueItem = 2, kArgument = 256;
   ExprId reference(const Conjunction& all, Place place = kValue);  // to its rule
   ExprId body(const Conjunction& all);
+  static std::pair<std::string, std::string> largest_part(const Conjunction& all);
   ExprId alternatives(const Conjunction& all, size_t index, bool one_of);
   void make_exclusive(std::vector<Conjunction>& parts, const std::vector<const Value*>& schemas,
                       const SchemaRef& s);
@@ -81,12 +83,16 @@ class SchemaCompiler {
     uint32_t min = 0, max = kUnbounded;
   };
   Contained contained(const Conjunction& all);
-  std::pair<ExprId, ExprId> counted_item(const Conjunction& one, const Contained& contained);
-  ExprId item_list(const Conjunction& all, const ItemCounts& counts, const Contained& contained);
+  std::pair<ExprId, ExprId> counted_item(const Conjunction& one, const Contained& contained,
+                                         Place place);
+  ExprId item_list(const Conjunction& all, const ItemCounts& counts, const Contained& contained,
+                   Place place);
   bool few_values(const Conjunction& one, std::vector<const Value*>& out);
-  // Strings of any text, so that one more is always possible.
-  bool free_strings(const Conjunction& one);
-  ExprId unique_strings(const Conjunction& all, const ItemCounts& counts);
+  bool endless_strings(const Conjunction& one);
+  ExprId unique_string(const Conjunction& one, uint32_t min);
+  std::string unique_member(const Conjunction& all);
+  bool comparable(const Conjunction& one);
+  [[noreturn]] static void not_comparable(const std::string& path);
   ExprId unique_items(const Conjunction& all, const SchemaRef& s, const ItemCounts& counts);
 
   struct Member {
@@ -122,7 +128,8 @@ class SchemaCompiler {
     Place place;
   };
   std::vector<Waiting> waiting_;
-  size_t combinations_ = 0;
+  static constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
+  size_t combinations_ = 0, compared_ = 0;          // the latter by comparable()
 };
 
 }  // namespace tokamak::grammar

@@ -11,7 +11,6 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
 constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
 constexpr size_t kMaxTogether = 5;           // alternatives of anyOf, where each set of them counts
 constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
@@ -59,9 +58,50 @@ Ir SchemaCompiler::compile() {
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const Waiting next = waiting_[i];
     place_ = next.place;
-    ir_.define(next.rule, body(next.all));
+    const auto [path, keyword] = largest_part(next.all);
+    ir_.set_keyword(next.rule, keyword);
+    try {
+      ir_.define(next.rule, body(next.all));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kOutOfRange) throw;
+      fail(ErrorCode::kOutOfRange, "{}", schema_message(path, keyword, e.what()));
+    }
   }
   return std::move(ir_);
+}
+
+// The keyword that most of the rule comes from, and its schema: limits of size are reached there.
+std::pair<std::string, std::string> SchemaCompiler::largest_part(const Conjunction& all) {
+  for (const char* keyword : {"enum",
+                              "const",
+                              "anyOf",
+                              "oneOf",
+                              "pattern",
+                              "format",
+                              "contentEncoding",
+                              "multipleOf",
+                              "patternProperties",
+                              "properties",
+                              "propertyNames",
+                              "prefixItems",
+                              "items",
+                              "contains",
+                              "maxLength",
+                              "minLength",
+                              "maxItems",
+                              "minItems",
+                              "maxProperties",
+                              "minProperties",
+                              "not",
+                              "if",
+                              "required"})
+    for (const SchemaRef& s : all.schemas) {
+      const bool done = keyword == std::string_view("anyOf")   ? s.any_of_done
+                        : keyword == std::string_view("oneOf") ? s.one_of_done
+                                                               : false;
+      if (s.schema->has(keyword) && !done) return {s.path, keyword};
+    }
+  return {all.schemas[0].path, ""};
 }
 
 ExprId SchemaCompiler::reference(const Conjunction& all, Place place) {
@@ -90,6 +130,7 @@ ExprId SchemaCompiler::reference(const Conjunction& all, Place place) {
 ExprId SchemaCompiler::body(const Conjunction& all) {
   std::vector<const Value*> listed;
   if (document_.values(all, listed)) {
+    if (place_ == kUniqueItem) not_comparable(all.schemas[0].path);
     if (listed.empty())
       return never(all, {"const", "enum"}, "has no value that the other keywords allow");
     return listed_values(listed);
@@ -184,6 +225,7 @@ void SchemaCompiler::make_exclusive(std::vector<Conjunction>& parts,
 }
 
 ExprId SchemaCompiler::of_types(const Conjunction& all) {
+  if (place_ == kUniqueItem && !comparable(all)) not_comparable(all.schemas[0].path);
   uint32_t types = document_.types(all);
   if (place_ == kArguments) return types & kObject ? object(all) : no_type(all);
   std::vector<ExprId> parts;
@@ -326,6 +368,7 @@ ExprId SchemaCompiler::string(const Conjunction& all) {
   for (const SchemaRef& s : all.schemas)
     if (min > kMaxLength && s.schema->has("minLength"))
       schema_error(s.path, "minLength", fmt::format("is only supported up to {}", kMaxLength));
+  if (place_ == kUniqueItem) return unique_string(all, min);
   if (max != kUnbounded) max = std::min(max, kMaxLength);
   std::string key = place_ == kValue ? "" : fmt::format("{} ", place_);
   for (const SchemaRef& s : all.schemas)

@@ -1,6 +1,7 @@
 // Arrays: items by position, those that `contains` counts, and different ones.
 #include <algorithm>
 #include <map>
+#include <string>
 #include <tuple>
 
 #include "base/error.h"
@@ -24,43 +25,67 @@ bool SchemaCompiler::few_values(const Conjunction& one, std::vector<const Value*
   return true;
 }
 
-bool SchemaCompiler::free_strings(const Conjunction& one) {
+// Strings of which there is always a longer one, so that the matcher may forbid any of them.
+bool SchemaCompiler::endless_strings(const Conjunction& one) {
   std::vector<const Value*> values;
   CharFsm fsm;
   for (const SchemaRef& s : one.schemas)
     if (!s.any_of_done || !s.one_of_done || s.schema->has("not")) return false;
   return !one.never && rules_.is_plain() && document_.types(one) == kString &&
-         !document_.values(one, values) && !string_fsm(one, fsm) &&
-         limits(one, "minLength", "maxLength").second == kUnbounded;
+         !document_.values(one, values) &&
+         limits(one, "minLength", "maxLength").second == kUnbounded &&
+         (!string_fsm(one, fsm) || is_endless(fsm));
 }
 
 // The grammar allows repetitions; unique_items.h finds them.
-ExprId SchemaCompiler::unique_strings(const Conjunction& all, const ItemCounts& counts) {
-  Graph graph;
-  const uint32_t last = counts.last();
-  if (last > kMaxItems)
-    schema_error(all.schemas[0].path, "",
-                 fmt::format("minItems and maxItems of more than {} are not supported", kMaxItems));
-  graph.states = last + 1;
-  std::map<uint32_t, RuleId> rules;  // by minLength
-  auto item = [&](uint32_t index) {
-    const Conjunction one = document_.item(all, std::min(index, counts.listed));
-    const uint32_t min = limits(one, "minLength", "maxLength").first;
-    auto [it, fresh] = rules.emplace(min, 0);
-    if (fresh) {
-      it->second = ir_.add_rule(one.schemas[0].path);
-      ir_.define(it->second, rules_.string(min, kUnbounded));
-      ir_.set_unique(it->second);
+ExprId SchemaCompiler::unique_string(const Conjunction& one, uint32_t min) {
+  const std::string& path = one.schemas[0].path;
+  const RuleId rule = ir_.add_rule(path);
+  CharFsm fsm;
+  if (!string_fsm(one, fsm))
+    ir_.define(rule, rules_.string(min, kUnbounded));
+  else
+    ir_.define(rule, rules_.quoted(min == 0 ? fsm : of_length(fsm, min, kUnbounded, path)));
+  ir_.set_unique(rule);
+  return ir_.ref(rule);
+}
+
+// The last required member that is such a string: objects that differ in it, or in a member before
+// it, differ. Empty: there is none.
+std::string SchemaCompiler::unique_member(const Conjunction& all) {
+  std::string found;
+  for (const std::string& name : member_names(all))
+    if (document_.requires_member(all, name) && endless_strings(document_.member(all, name)))
+      found = name;
+  return found;
+}
+
+// Whether all these items are such strings, or objects with such a member.
+bool SchemaCompiler::comparable(const Conjunction& one) {
+  std::vector<const Value*> values;
+  if (one.never || !rules_.is_plain() || document_.values(one, values)) return false;
+  for (size_t i = 0; i < one.schemas.size(); ++i) {
+    const SchemaRef& s = one.schemas[i];
+    if (s.any_of_done && s.one_of_done) continue;
+    const bool one_of = s.any_of_done;
+    const Value& list = *s.find(one_of ? "oneOf" : "anyOf");
+    compared_ += list.size();
+    if (!list.is_array() || compared_ > kMaxCombinations) return false;
+    for (const Value& alternative : list.as_array()) {
+      Conjunction part = one;
+      (one_of ? part.schemas[i].one_of_done : part.schemas[i].any_of_done) = true;
+      document_.add_alternative(part, alternative, s.path + (one_of ? "/oneOf" : "/anyOf"), i);
+      if (!part.never && !comparable(part)) return false;
     }
-    ExprId text = ir_.ref(it->second);
-    return index == 0 ? text : ir_.seq({rules_.comma(), text});
-  };
-  for (uint32_t i = 0; i < last; ++i) {
-    graph.edges.push_back({i, i + 1, item(i)});
-    if (i + 1 >= counts.min) graph.finals.push_back(i + 1);
+    return true;
   }
-  if (counts.max == kUnbounded) graph.edges.push_back({last, last, item(last)});
-  return rules_.braces("[", ir_.add(std::move(graph)), "]", counts.min == 0);
+  return endless_strings(one) || (document_.types(one) == kObject && !unique_member(one).empty());
+}
+
+void SchemaCompiler::not_comparable(const std::string& path) {
+  schema_error(path, "uniqueItems",
+               "is only supported with a maxItems of 1, with items of enum, const or boolean, with "
+               "strings without a greatest length, and with objects that require such a string");
 }
 
 // States are the sets of values that were used.
@@ -71,11 +96,7 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s,
   std::vector<std::vector<size_t>> allowed;  // by position; the last is for the rest
   for (uint32_t p = 0; p <= counts.listed && p < counts.max; ++p) {
     std::vector<const Value*> found;
-    if (!few_values(document_.item(all, p), found))
-      schema_error(
-          s.path, "uniqueItems",
-          "is only supported with a maxItems of 1, with items of enum, const or boolean, and with "
-          "strings that nothing but minLength restricts");
+    if (!few_values(document_.item(all, p), found)) not_comparable(s.path);
     std::vector<size_t>& here = allowed.emplace_back();
     for (const Value* v : found) {
       size_t i = 0;
@@ -140,8 +161,8 @@ SchemaCompiler::Contained SchemaCompiler::contained(const Conjunction& all) {
 // Items that do and that do not count for `contains`. Without a most, both may be any item: some
 // reading of the array has enough that count.
 std::pair<ExprId, ExprId> SchemaCompiler::counted_item(const Conjunction& one,
-                                                       const Contained& contained) {
-  if (contained.schema == nullptr) return {kNoExpr, reference(one)};
+                                                       const Contained& contained, Place place) {
+  if (contained.schema == nullptr) return {kNoExpr, reference(one, place)};
   const SchemaRef& s = *contained.schema;
   const Value& wanted = s.schema->at("contains");
   Conjunction counts = one, others = one;
@@ -157,7 +178,7 @@ std::pair<ExprId, ExprId> SchemaCompiler::counted_item(const Conjunction& one,
 
 // States are pairs: items so far, and how many of them count for `contains`.
 ExprId SchemaCompiler::item_list(const Conjunction& all, const ItemCounts& counts,
-                                 const Contained& contained) {
+                                 const Contained& contained, Place place) {
   const uint32_t last = counts.last();
   const uint32_t most = contained.max == kUnbounded ? contained.min : contained.max;
   if (last > kMaxItems)
@@ -182,9 +203,9 @@ ExprId SchemaCompiler::item_list(const Conjunction& all, const ItemCounts& count
   };
   std::pair<ExprId, ExprId> rest{kNoExpr, kNoExpr};
   if (last > counts.listed || counts.max == kUnbounded)
-    rest = counted_item(document_.item(all, counts.listed), contained);
+    rest = counted_item(document_.item(all, counts.listed), contained, place);
   for (uint32_t i = 0; i < last; ++i)
-    add(i, i + 1, i < counts.listed ? counted_item(document_.item(all, i), contained) : rest,
+    add(i, i + 1, i < counts.listed ? counted_item(document_.item(all, i), contained, place) : rest,
         i == 0);
   if (counts.max == kUnbounded) add(last, last, rest, false);
   for (uint32_t i = std::max(counts.min, 1u); i <= last; ++i)
@@ -214,13 +235,14 @@ ExprId SchemaCompiler::array(const Conjunction& all) {
   if (unique != nullptr && counts.max > 1) {
     if (contains.schema != nullptr)
       schema_error(contains.schema->path, "contains", "is not supported together with uniqueItems");
-    bool free = true;
+    bool compared = true;
     for (uint32_t i = 0; i <= counts.listed && i < counts.max; ++i)
-      free = free && free_strings(document_.item(all, i));
-    return free ? unique_strings(all, counts) : unique_items(all, *unique, counts);
+      compared = compared && comparable(document_.item(all, i));
+    return compared ? item_list(all, counts, contains, kUniqueItem)
+                    : unique_items(all, *unique, counts);
   }
   if (counts.max == 0) return ir_.bytes("[]");
-  return item_list(all, counts, contains);
+  return item_list(all, counts, contains, kValue);
 }
 
 }  // namespace tokamak::grammar

@@ -52,6 +52,7 @@ std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& a
   for (const SchemaRef& s : all.schemas)
     if (const Value* list = s.find("required"))
       for (const Value& name : list->as_array()) required.emplace(name.as_string(), &s);
+  const std::string compared = place_ == kUniqueItem ? unique_member(all) : "";
   for (const std::string& name : names) {
     Conjunction value = document_.member(all, name);
     auto needed = required.find(name);
@@ -63,9 +64,10 @@ std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& a
                                                     : "propertyNames excludes it"));
       continue;
     }
+    const Place place = place_ == kUniqueItem && name == compared ? kUniqueItem : kValue;
     ExprId member = place_ == kArguments
                         ? argument(argument_name(name), reference(value, argument_place(name)))
-                        : rules_.member(rules_.key(name), reference(value));
+                        : rules_.member(rules_.key(name), reference(value, place));
     out.push_back({name, member, needed != required.end()});
   }
   return out;

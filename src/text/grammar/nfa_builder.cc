@@ -43,10 +43,23 @@ void append_utf8(CodeRange r, std::vector<ByteRanges>& out) {
 
 }  // namespace
 
+// Names the largest rule so far, where the author can save most.
+void NfaBuilder::too_large(std::string_view what) const {
+  std::vector<size_t> sizes(rules.size(), 0);
+  for (RuleId rule : rule_of) ++sizes[rule];
+  const auto largest = std::max_element(sizes.begin(), sizes.end());
+  for (const auto& [of_ir, own] : reached_)
+    if (own == static_cast<RuleId>(largest - sizes.begin())) {
+      const Ir::Rule& rule = ir_.rules()[of_ir];
+      fail(ErrorCode::kOutOfRange, "the grammar is too large: {}, {} of them in '{}{}{}'", what,
+           *largest, rule.name, rule.keyword.empty() ? "" : "/", rule.keyword);
+    }
+  fail(ErrorCode::kOutOfRange, "the grammar is too large: {}", what);
+}
+
 Position NfaBuilder::position() {
   if (final.size() >= kMaxPositions)
-    fail(ErrorCode::kOutOfRange, "the grammar is too large: its automata have more than {} states",
-         kMaxPositions);
+    too_large(fmt::format("its automata have more than {} states", kMaxPositions));
   final.push_back(0);
   plain_to.push_back(kNoPosition);
   mixed.push_back(0);
@@ -78,7 +91,7 @@ void NfaBuilder::build() {
 Position NfaBuilder::add(ExprId id, Position from) {
   // Also bounds repetitions of parts that add no position.
   if (++work_ > 8 * kMaxPositions)
-    fail(ErrorCode::kOutOfRange, "the grammar is too large: its repetitions multiply");
+    too_large(fmt::format("its repetitions multiply to {} states so far", final.size()));
   return std::visit([&](const auto& e) { return add(e, from); }, ir_.expr(id));
 }
 

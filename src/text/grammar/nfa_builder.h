@@ -1,6 +1,7 @@
 #pragma once
 // Expressions to automata, before anything is trimmed.
 #include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,7 @@ class NfaBuilder {
 
  private:
   Position position();
+  [[noreturn]] void too_large(std::string_view what) const;
   void add_byte(Position from, Position to, uint8_t byte);
   void connect(Position from, Position to) { empty.push_back({from, to}); }
   RuleId reach(RuleId rule);

@@ -316,14 +316,21 @@ class RegexParser {
   }
 
   CodeSet property(bool negated) {
-    if (!take('{')) error("'{' is expected after \\p");
     std::string name;
-    while (!end() && peek() != '}') utf8_append(name, text_[pos_++]);
-    if (!take('}')) error("'}' is expected");
+    if (take('{')) {
+      negated ^= take('^');
+      while (!end() && peek() != '}') utf8_append(name, text_[pos_++]);
+      if (!take('}')) error("'}' is expected");
+    } else {
+      if (end()) error("a property is expected after \\p");
+      utf8_append(name, text_[pos_++]);  // \pL
+    }
     const CodeSet* set = unicode_property(name);
     if (set == nullptr)
-      error(fmt::format("the Unicode property '{}' is not available; general categories are",
-                        name.substr(0, 40)));
+      error(
+          fmt::format("the Unicode property '{}' is not available; general categories, scripts "
+                      "and binary properties are",
+                      utf8_lossy(name.substr(0, 40))));
     return negated ? complement(*set) : *set;
   }
 

@@ -2,61 +2,92 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "base/json.h"
 
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxLast = 32;
+// Equal for equal values: members in order, and numbers as they are computed with.
+std::string ordered(const Value& v) {
+  if (v.is_number()) return fmt::format("{}", v.as_double() + 0.0);  // -0 is 0
+  std::string out(1, v.is_array() ? '[' : '{');
+  if (v.is_array()) {
+    for (const Value& item : v.as_array()) out += ordered(item) + ",";
+  } else if (v.is_object()) {
+    std::vector<std::string> members;
+    for (const auto& [name, value] : v.as_object())
+      members.push_back(dump_json(Value(name)) + ":" + ordered(value) + ",");
+    std::sort(members.begin(), members.end());
+    for (const std::string& member : members) out += member;
+  } else {
+    return dump_json(v);
+  }
+  return out;
+}
+
+// Numbers beyond those of a double cannot be read; then the text itself is compared.
+std::string ordered_text(std::string object) {
+  try {
+    return ordered(parse_json(object));
+  } catch (const Error&) {
+    return object;
+  }
+}
 
 }  // namespace
 
-void KnownStrings::add(std::string text) {
-  last_.push_back(std::move(text));
-  if (last_.size() < kMaxLast) return;
-  std::vector<std::string> all;
-  if (older_ != nullptr) all = *older_;
-  for (std::string& each : last_) all.push_back(std::move(each));
-  last_.clear();
-  older_ = std::make_shared<const std::vector<std::string>>(std::move(all));
+const UniqueItems::Open* UniqueItems::array() const {
+  if (open_.empty()) return nullptr;
+  if (open_.back().bracket == '[') return &open_.back();
+  if (open_.size() < 2 || open_[open_.size() - 2].bracket != '[') return nullptr;
+  return &open_[open_.size() - 2];
+}
+
+void UniqueItems::read_bracket(char byte) {
+  if (arrays_ == 1 && open_.back().bracket == '[') text_ = {};
+  if (byte == '[' || byte == '{') {
+    open_.push_back({.bracket = byte, .begin = text_.size()});
+    arrays_ += byte == '[';
+  } else if ((byte == ']' || byte == '}') && !open_.empty()) {
+    arrays_ -= open_.back().bracket == '[';
+    open_.pop_back();
+  }
 }
 
 bool UniqueItems::read(char byte, bool unique) {
   if (!in_string_) {
+    read_bracket(byte);
     if (begins_item(byte) && unique) {
       item_ = true;
-      text_.clear();
+      string_.clear();
     }
     in_string_ = byte == '"';
-    if (byte == '[' || byte == '{') {
-      open_ += byte;
-      known_.emplace_back();
-    } else if ((byte == ']' || byte == '}') && !open_.empty()) {
-      open_.pop_back();
-      known_.pop_back();
-    }
+    if (arrays_ > 0) text_.add(byte);
     return true;
   }
+  if (arrays_ > 0) text_.add(byte);
   if (escaped_ || byte != '"') {
     escaped_ = !escaped_ && byte == '\\';
-    if (item_) text_ += byte;
+    if (item_) string_ += byte;
     return true;
   }
   in_string_ = false;
   if (!std::exchange(item_, false)) return true;
-  std::string text = parse_json('"' + text_ + '"').as_string();
-  KnownStrings& known = known_.back();
-  if (known.any([&](const std::string& other) { return other == text; })) return false;
-  known.add(std::move(text));
+  Known one{parse_json('"' + string_ + '"').as_string(), {}};
+  if (open_.back().bracket == '{') one.members = ordered_text(text_.from(open_.back().begin) + "}");
+  auto& known = array()->known;
+  if (known.any([&](const Known& other) { return other == one; })) return false;
+  known.add(std::move(one));
   return true;
 }
 
 // With an escape in it, the text is not compared.
 bool UniqueItems::may_repeat() const {
-  const KnownStrings& known = known_.back();
-  if (!item_ || known.empty()) return false;
-  if (text_.find('\\') != std::string::npos) return true;
-  return known.any([&](const std::string& other) { return other.starts_with(text_); });
+  const Open* items = array();
+  if (!item_ || items->known.size() == 0) return false;
+  if (string_.find('\\') != std::string::npos) return true;
+  return items->known.any([&](const Known& other) { return other.text.starts_with(string_); });
 }
 
 }  // namespace tokamak::grammar
