@@ -27,8 +27,13 @@ inline std::vector<std::byte> random_rows(Rng& rng, QFormat format, int64_t rows
       uint16_t h = f32_to_f16(static_cast<float>(rng.normal() * scale));
       std::memcpy(out.data() + at + offset, &h, 2);
     };
-    put(format == QFormat::kQ6_K ? 208 : 0, 0.02);
-    if (qlayout(format).head == 64) put(2, 0.05);
+    const QLayout& l = qlayout(format);
+    if (format == QFormat::kMXFP4) {
+      out[at] = static_cast<std::byte>(115 + rng.below(16));
+      continue;
+    }
+    put(static_cast<size_t>(l.d), 0.02);
+    if (l.head == 64) put(static_cast<size_t>(l.d) + 2, 0.05);
   }
   return out;
 }
