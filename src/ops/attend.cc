@@ -281,6 +281,8 @@ std::vector<Type> infer(const InferContext& context) {
   if (rule.inputs() > kMask + rest)
     rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
   if (rule.attrs().get_int("window", 0) < 0) rule.fail("window must not be negative");
+  if (rule.attrs().get_string(kAttendProducts, "bf16") != "bf16")
+    rule.fail("products must be \"bf16\"");
   double softcap = rule.attrs().get_double("softcap", 0);
   if (!std::isfinite(softcap) || softcap < 0)
     rule.fail("softcap must be a finite number that is not negative, got {}", softcap);
@@ -349,7 +351,8 @@ std::vector<OpDef> attend_ops() {
            .f32 = attend<float>,
            .f64 = attend<double>,
            .traced = attend<Traced>,
-           .attr_names = {"scale", "key", "sinks", "slopes", "softcap", "value", "window"},
+           .attr_names = {"scale", "key", "sinks", "slopes", "softcap", "value", "window",
+                          kAttendProducts},
            .required_attrs = 1,
            .reads_state = true,
            .storage = true,

@@ -2,6 +2,7 @@
 // rows of a step.
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -99,6 +100,27 @@ void add_wide_attention(std::vector<OpCase>& cases) {
   }
 }
 
+// Queries and softmax weights may be rounded to bf16: tiles of matrix units.
+void add_rounded_attention(std::vector<OpCase>& cases) {
+  for (DType kv : {DType::kF32, DType::kF16, DType::kBF16})
+    for (auto [heads, kv_heads, d] :
+         {std::array<int64_t, 3>{8, 2, 64}, {9, 3, 64}, {4, 4, 40}, {2, 1, 128}})
+      for (const BatchSpec& batch : {BatchSpec{.own = {70}, .older = {0}},
+                                     BatchSpec{.own = {16, 1, 40}, .older = {300, 7, 241}},
+                                     BatchSpec{.own = {290, 5}, .older = {20, 500}}}) {
+        OpCase c =
+            attend_case(fmt::format("rounded {}/{}x{} {} rows", heads, kv_heads, d, batch.tokens()),
+                        heads, kv_heads, d, kv, batch, {{"products", "bf16"}});
+        c.bound = 3e-5;
+        cases.push_back(std::move(c));
+      }
+  OpCase sinks = attend_case("rounded sinks", 4, 2, 32, DType::kF16, {.own = {33}, .older = {31}},
+                             {{"products", "bf16"}, {"sinks", 1}});
+  sinks.in.push_back(weight(DType::kF32, {4}));
+  sinks.bound = 3e-5;
+  cases.push_back(std::move(sinks));
+}
+
 void add_cached(std::vector<OpCase>& cases) {
   for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
     // A window of one returns exactly what append stored.
@@ -123,6 +145,7 @@ void add_cached(std::vector<OpCase>& cases) {
     cases.push_back(attend_case("tree", 4, 2, 32, kv, tree));
   }
   add_wide_attention(cases);
+  add_rounded_attention(cases);
   OpCase latent = attend_case("latent", 4, 1, 48, DType::kF32, {.own = {4, 1}, .older = {0, 9}},
                               {{"key", Value::Array{"c", "kr"}}, {"value", "c"}});
   latent.planes = {{"c", DType::kF32, {32}}, {"kr", DType::kF32, {16}}};

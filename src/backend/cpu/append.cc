@@ -1,5 +1,6 @@
 // append: writes the step's rows into the planes of a state, converted to the plane's type and
 // spread into its panels.
+#include <algorithm>
 #include <cstring>
 
 #include "backend/cpu/kernels.h"
@@ -15,8 +16,9 @@ void spread_head(const KvPlane& plane, uint8_t* panel, int64_t lane, const T* x)
   if (plane.key) {
     for (int64_t d = 0; d < plane.width; ++d) to[d * kPanel + lane] = x[d];
   } else {
-    for (int64_t d = 0; d < plane.width; ++d)
-      to[(d / kPanel * kPanel + lane) * kPanel + d % kPanel] = x[d];
+    for (int64_t d = 0; d < plane.width; d += kPanel)
+      std::memcpy(to + (d + lane) * kPanel, x + d,
+                  static_cast<size_t>(std::min<int64_t>(kPanel, plane.width - d)) * sizeof(T));
   }
 }
 template <class T>

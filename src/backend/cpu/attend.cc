@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "backend/cpu/attend_base.h"
+#include "backend/cpu/attend_tiles.h"
 #include "backend/cpu/attend_workspace.h"
 #include "backend/cpu/kernels.h"
 
@@ -20,10 +20,13 @@ namespace {
 
 class Attend final : public AttendBase {
  public:
-  using AttendBase::AttendBase;
+  explicit Attend(const OpSite& site) : AttendBase(site) {
+    if (AttendTiles::fits(site)) tiles_ = std::make_unique<AttendTiles>(site);
+  }
 
   int64_t scratch_bytes() const override {
-    return Workspace::bytes(columns_, d_, value_->padded, panel_floats());
+    return std::max(Workspace::bytes(columns_, d_, value_->padded, panel_floats()),
+                    tiles_ ? tiles_->scratch_bytes() : 0);
   }
 
   int64_t shared_bytes() const override { return kSegmentSumBytes; }
@@ -34,6 +37,7 @@ class Attend final : public AttendBase {
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     Split split = split_of(in, c);
+    if (tiles_ && c.stage == 0) tiles_->run(in, out, c);
     bool segments = split == Split::kSegments && segments_fit(in);
     if (segments) return c.stage == 0 ? run_segments(in, out, c) : merge_segments(in, out, c);
     if (c.stage > 0) return;
@@ -74,13 +78,7 @@ class Attend final : public AttendBase {
   }
 
  private:
-  struct Item {
-    const Tensor* in;
-    const Tensor* out;
-    const StepContext* c;
-    int64_t b, head;      // sequence, kv head
-    int64_t first, rows;  // rows of the step
-    int64_t columns, padded;
+  struct Item : WorkItem {
     Workspace work;
   };
 
@@ -97,15 +95,17 @@ class Attend final : public AttendBase {
     const int32_t* q_start = in[kQStart].i32();
     int64_t index = 0;
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
-      for (int64_t tile = 0; tile < tiles(q_start, b); ++tile)
+      for (int64_t tile = 0; tile < (in_tiles(in, b) ? 0 : tiles(q_start, b)); ++tile)
         for (int64_t head = 0; head < kv_heads_; ++head, ++index) {
-          Item item{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0, {}};
+          Item item{{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0}, {}};
           item.rows = std::min<int64_t>(tile_rows_, q_start[b + 1] - item.first);
           item.columns = item.rows * group_;
           item.padded = (item.columns + kTile - 1) / kTile * kTile;
           body(item, index);
         }
   }
+
+  bool in_tiles(const Tensor* in, int64_t b) const { return tiles_ && tiles_->takes(in, b); }
 
   // Where a segment of an item leaves its sums.
   static void use_part(Item& item, int64_t unit, int64_t floats) {
@@ -162,58 +162,20 @@ class Attend final : public AttendBase {
     return Workspace(scratch, columns_, d_, value_->padded, panel_floats());
   }
 
-  int64_t row_of(const Item& item, int64_t column) const { return item.first + column / group_; }
-
   void load_queries(const Item& item) const {
+    const KernelTable& k = item.c->kernels;
+    float* four = item.work.panel;  // not in use yet
     for (int64_t col = 0; col < item.padded; ++col) {
-      float* to = item.work.query + col / kTile * kTile * d_ + col % kTile;
+      float* to = four + col % kTile * d_;
       const float* q = item.in[kQuery].f32() +
                        (row_of(item, col) * heads_ + item.head * group_ + col % group_) * d_;
-      for (int64_t i = 0; i < d_; ++i) to[i * kTile] = col < item.columns ? q[i] * scale_ : 0.0f;
+      if (col < item.columns)
+        k.unary[static_cast<int>(Unary::kScale)](q, to, d_, scale_);
+      else
+        std::fill_n(to, d_, 0.0f);
+      if (col % kTile == kTile - 1)
+        k.pack_x4_floats(four, d_, d_, item.work.query + col / kTile * kTile * d_);
     }
-  }
-
-  // Slots that any of an item's rows may see, and the first of the step's own. With branches: the
-  // slots in which the keys of a row's branch would be alone.
-  struct Range {
-    int64_t begin, end, own;
-    bool branches = false;
-    bool has_segment(int64_t s) const {
-      return begin / kSegmentSlots <= s && s * kSegmentSlots < end;
-    }
-  };
-  Range range_of(const Item& item) const {
-    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
-    const int32_t* q_start = item.in[kQStart].i32() + item.b;
-    int64_t end = item.in[kKvLen].i32()[item.b], own = end - (q_start[1] - q_start[0]);
-    int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
-    for (int64_t r = item.first; r < item.first + item.rows; ++r) {
-      newest = std::max<int64_t>(newest, slot[r]);
-      oldest = std::min<int64_t>(oldest, pos[r]);
-    }
-    while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
-    bool branches = false;
-    if (has_mask_) end = own;
-    for (int64_t r = item.first; has_mask_ && r < item.first + item.rows; ++r)
-      each_own(item, r, [&](int64_t m, int64_t nth) {
-        branches = branches || m != nth;
-        end = std::max(end, own + nth + 1);
-      });
-    int64_t begin = window_ > 0 ? oldest - window_ + 1 : chunk_ > 0 ? oldest / chunk_ * chunk_ : 0;
-    // Rows of padding have no keys at all: own < 0 = end.
-    return {std::clamp<int64_t>(begin, 0, std::max<int64_t>(0, own)), end, own, branches};
-  }
-
-  // body(m, n) for those of the sequence's rows in this step that the mask shows to a row: row m is
-  // the n-th of them.
-  template <class Body>
-  void each_own(const Item& item, int64_t row, Body&& body) const {
-    const int32_t* q_start = item.in[kQStart].i32() + item.b;
-    int64_t width = item.in[kMask].dims[1],
-            count = std::min<int64_t>(width, q_start[1] - q_start[0]);
-    const int32_t* mask = item.in[kMask].i32() + row * width;
-    for (int64_t m = 0, n = 0; m < count; ++m)
-      if (mask[m] != 0) body(m, n++);
   }
 
   void run_segment(const Item& item, const Range& range, int64_t start) const {
@@ -237,14 +199,71 @@ class Attend final : public AttendBase {
     finish(item);
   }
 
-  // The block that holds the panel at `slot`, and which panel of the block it is; -1 when dropped.
-  int64_t block_of(const Item& item, int64_t slot, int64_t& panel) const {
-    const StepInputs::Table& table = item.c->step->tables[kv_->group];
-    panel = slot % kv_->block_size / kPanel;
-    return table.blocks[static_cast<size_t>(item.b * table.stride + slot / kv_->block_size)];
+  // Where the panels of a tile lie, for items of many columns over keys and values that are floats.
+  struct WidePanels {
+    const uint8_t *key[kTileSlots / kPanel], *value[kTileSlots / kPanel];
+  };
+  bool find_wide(const Item& item, int64_t start, int64_t slots, WidePanels& out) const {
+    if (item.padded <= 2 * kTile || keys_.size() > 1 || slopes_ > 0) return false;
+    if (keys_[0]->scale_at > 0 || value_->scale_at > 0 || value_->key) return false;
+    for (int64_t i = 0; i * kPanel < slots; ++i) {
+      int64_t panel, block = block_of(item, start + i * kPanel, panel);
+      if (block < 0) return false;
+      out.key[i] = keys_[0]->panel(block, item.head, panel);
+      out.value[i] = value_->panel(block, item.head, panel);
+    }
+    return true;
+  }
+
+  // run_tile with whole tiles in the kernels: the same steps for every score, weight and sum.
+  void run_wide(const Item& item, int64_t start, int64_t slots, const Range& range,
+                const WidePanels& at) const {
+    const KernelTable& k = item.c->kernels;
+    const Workspace& w = item.work;
+    int64_t panels = (slots + kPanel - 1) / kPanel, step = kPanel * kPanel;
+    auto widen_key = k.widen[static_cast<int>(keys_[0]->type)],
+         widen_value = k.widen[static_cast<int>(value_->type)];
+    for (int64_t i = 0; i < panels; ++i)
+      widen_key(at.key[i], w.panel + i * kPanel * d_, kPanel * d_);
+    std::fill_n(w.dots, panels * item.padded * kPanel, 0.0f);
+    k.fdot_panels(w.panel, kPanel * d_, panels, w.query, kTile * d_, item.padded, d_, w.dots);
+    if (softcap_ > 0)
+      k.unary[static_cast<int>(Unary::kSoftcap)](w.dots, w.dots, panels * item.padded * kPanel,
+                                                 softcap_);
+    hide_wide(item, start, slots, range.own);
+    for (int64_t col = 0; col < item.padded; col += kTile) {
+      float factors[kTile];
+      k.softmax_tile_x4(w.dots + col * kPanel, item.padded, panels * kPanel,
+                        w.powers + col * kTileSlots, w.max + col, w.sum + col, factors);
+      for (int64_t i = 0; i < kTile; ++i)
+        if (factors[i] != 1.0f) w.scale_sums(col + i, item.padded, value_->padded, factors[i]);
+    }
+    for (int64_t i = 0; i < panels; ++i)
+      for (int64_t v = 0; v < value_->padded / kPanel; ++v)
+        widen_value(at.value[i] + v * step * value_->element,
+                    w.panel + (v * kTileSlots + i * kPanel) * kPanel, step);
+    k.fdot_panels(w.panel, kTileSlots * kPanel, value_->padded / kPanel, w.powers,
+                  kTile * kTileSlots, item.padded, slots, w.sums);
+  }
+  void hide_wide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
+    int64_t width = (slots + kPanel - 1) / kPanel * kPanel,
+            newest = newest_of(item, start, slots, own);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      bool seen[kTileSlots];
+      if (sees_all(item, item.first + r, newest)) continue;
+      if (visible(item, item.first + r, start, slots, own, seen)) continue;
+      for (int64_t j = 0; j < width; ++j) {
+        float* scores =
+            item.work.dots + (j / kPanel * item.padded + r * group_) * kPanel + j % kPanel;
+        for (int64_t h = 0; h < group_ && !seen[j]; ++h) scores[h * kPanel] = Workspace::kNothing;
+      }
+    }
   }
 
   void run_tile(const Item& item, int64_t start, int64_t slots, const Range& range) const {
+    WidePanels panels;
+    if (!range.branches && find_wide(item, start, slots, panels))
+      return run_wide(item, start, slots, range, panels);
     bool branches = range.branches && start + slots > range.own;
     int64_t plain = branches ? std::max<int64_t>(0, range.own - start) : slots;
     const Workspace& w = item.work;
@@ -372,43 +391,19 @@ class Attend final : public AttendBase {
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
   void hide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
     const KernelTable& k = item.c->kernels;
-    const int32_t* slot = item.in[kSlot].i32();
-    bool causal = !has_mask_ && !limited() && slots == kTileSlots;
-    int64_t newest = -1;  // of the tile's keys that come with this step
-    for (int64_t key = std::max(start, own); causal && key < start + slots; ++key)
-      newest = std::max<int64_t>(newest, slot[item.in[kQStart].i32()[item.b] + key - own]);
+    int64_t newest = newest_of(item, start, slots, own);
     for (int64_t r = 0; r < item.rows; ++r) {
       bool seen[kTileSlots];
       float* scores = item.work.scores + r * group_ * kTileSlots;
       if (softcap_ > 0)
         k.unary[static_cast<int>(Unary::kSoftcap)](scores, scores, group_ * kTileSlots, softcap_);
       if (slopes_ > 0) slope(item, item.first + r, start, own, scores);
-      bool all = (causal && newest <= slot[item.first + r]) ||
+      bool all = sees_all(item, item.first + r, newest) ||
                  visible(item, item.first + r, start, slots, own, seen);
       for (int64_t h = 0; h < group_ && !all; ++h)
         for (int64_t j = 0; j < kTileSlots; ++j)
           if (!seen[j]) scores[h * kTileSlots + j] = Workspace::kNothing;
     }
-  }
-
-  bool visible(const Item& item, int64_t row, int64_t start, int64_t slots, int64_t own,
-               bool* seen) const {
-    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
-    int64_t first = item.in[kQStart].i32()[item.b];
-    if (slots == kTileSlots && start + slots <= own && near(pos[row], start) &&
-        near(pos[row], start + slots - 1))
-      return true;
-    for (int64_t j = 0; j < kTileSlots; ++j) {
-      int64_t key = start + j, m = key - own;  // m: which of the step's own rows
-      seen[j] = j < slots && (m < 0 || (!has_mask_ && slot[first + m] <= slot[row])) &&
-                near(pos[row], m >= 0 ? pos[first + m] : key);
-    }
-    if (has_mask_ && start + slots > own)
-      each_own(item, row, [&](int64_t m, int64_t n) {
-        int64_t j = own + n - start;
-        if (j >= 0 && j < slots) seen[j] = near(pos[row], pos[first + m]);
-      });
-    return false;
   }
 
   // `weights`: [columns][stride], of `count` keys of the panel.
@@ -469,10 +464,15 @@ class Attend final : public AttendBase {
       float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
       float* to =
           item.out[0].f32() + (row_of(item, col) * heads_ + item.head * group_ + col % group_) * dv;
-      for (int64_t i = 0; i < dv; ++i)
-        to[i] = w.total[(i / kPanel * item.padded + col) * kPanel + i % kPanel] * inverse;
+      for (int64_t v = 0; v < dv; v += kPanel) {
+        const float* from = w.total + (v / kPanel * item.padded + col) * kPanel;
+        for (int64_t i = 0, n = std::min<int64_t>(kPanel, dv - v); i < n; ++i)
+          to[v + i] = from[i] * inverse;
+      }
     }
   }
+
+  std::unique_ptr<AttendTiles> tiles_;  // where the graph allows them
 };
 
 }  // namespace

@@ -1,9 +1,11 @@
 #pragma once
 // The attributes, planes and extents of a call of attend or attend_chunk.
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "backend/cpu/attend_workspace.h"
 #include "backend/cpu/kernels.h"
 #include "base/error.h"
 #include "ops/attend.h"
@@ -42,7 +44,7 @@ class AttendBase : public CpuOp {
  protected:
   enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
   static constexpr int64_t kSegmentSlots = 256;
-  static constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
+  static constexpr int64_t kColumns = 64;  // per work item (more when one row alone has more heads)
 
   bool limited() const { return window_ > 0 || chunk_ > 0; }
   // Whether the window or chunk of a row at `pos` has the key.
@@ -63,10 +65,8 @@ class AttendBase : public CpuOp {
     return least < 4 * c.threads ? Split::kSegments : Split::kItems;
   }
 
-  // One panel as f32, and a second one where values are stored as keys are.
-  int64_t panel_floats() const {
-    return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);
-  }
+  // The keys or values of a tile as f32; at least two panels: values may be stored as keys are.
+  int64_t panel_floats() const { return kTileSlots * std::max(d_, value_->padded); }
 
   // Work items of a sequence and a kv head.
   int64_t tiles(const int32_t* q_start, int64_t b) const {
@@ -85,6 +85,102 @@ class AttendBase : public CpuOp {
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
       segments = std::max(segments, (in[kKvLen].i32()[b] + kSegmentSlots - 1) / kSegmentSlots);
     return segments;
+  }
+
+  // Some rows of a sequence with the query heads that share a kv head; a column is one of both.
+  struct WorkItem {
+    const Tensor* in;
+    const Tensor* out;
+    const StepContext* c;
+    int64_t b, head;      // sequence, kv head
+    int64_t first, rows;  // rows of the step
+    int64_t columns, padded;
+  };
+  int64_t row_of(const WorkItem& item, int64_t column) const {
+    return item.first + column / group_;
+  }
+
+  // Slots that any of an item's rows may see, and the first of the step's own. With branches: the
+  // slots in which the keys of a row's branch would be alone.
+  struct Range {
+    int64_t begin, end, own;
+    bool branches = false;
+    bool has_segment(int64_t s) const {
+      return begin / kSegmentSlots <= s && s * kSegmentSlots < end;
+    }
+  };
+  Range range_of(const WorkItem& item) const {
+    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
+    const int32_t* q_start = item.in[kQStart].i32() + item.b;
+    int64_t end = item.in[kKvLen].i32()[item.b], own = end - (q_start[1] - q_start[0]);
+    int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
+    for (int64_t r = item.first; r < item.first + item.rows; ++r) {
+      newest = std::max<int64_t>(newest, slot[r]);
+      oldest = std::min<int64_t>(oldest, pos[r]);
+    }
+    while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
+    bool branches = false;
+    if (has_mask_) end = own;
+    for (int64_t r = item.first; has_mask_ && r < item.first + item.rows; ++r)
+      each_own(item, r, [&](int64_t m, int64_t nth) {
+        branches = branches || m != nth;
+        end = std::max(end, own + nth + 1);
+      });
+    int64_t begin = window_ > 0 ? oldest - window_ + 1 : chunk_ > 0 ? oldest / chunk_ * chunk_ : 0;
+    // Rows of padding have no keys at all: own < 0 = end.
+    return {std::clamp<int64_t>(begin, 0, std::max<int64_t>(0, own)), end, own, branches};
+  }
+
+  // body(m, n) for those of the sequence's rows in this step that the mask shows to a row: row m is
+  // the n-th of them.
+  template <class Body>
+  void each_own(const WorkItem& item, int64_t row, Body&& body) const {
+    const int32_t* q_start = item.in[kQStart].i32() + item.b;
+    int64_t width = item.in[kMask].dims[1],
+            count = std::min<int64_t>(width, q_start[1] - q_start[0]);
+    const int32_t* mask = item.in[kMask].i32() + row * width;
+    for (int64_t m = 0, n = 0; m < count; ++m)
+      if (mask[m] != 0) body(m, n++);
+  }
+
+  // The block that holds the panel at `slot`, and which panel of the block it is; -1 when dropped.
+  int64_t block_of(const WorkItem& item, int64_t slot, int64_t& panel) const {
+    const StepInputs::Table& table = item.c->step->tables[kv_->group];
+    panel = slot % kv_->block_size / kPanel;
+    return table.blocks[static_cast<size_t>(item.b * table.stride + slot / kv_->block_size)];
+  }
+
+  // The newest of a tile's keys that come with this step, where order alone decides what a row sees
+  // and the tile is whole.
+  int64_t newest_of(const WorkItem& item, int64_t start, int64_t slots, int64_t own) const {
+    if (has_mask_ || limited() || slots != kTileSlots) return std::numeric_limits<int64_t>::max();
+    int64_t newest = -1;
+    for (int64_t key = std::max(start, own); key < start + slots; ++key)
+      newest = std::max<int64_t>(newest,
+                                 item.in[kSlot].i32()[item.in[kQStart].i32()[item.b] + key - own]);
+    return newest;
+  }
+  bool sees_all(const WorkItem& item, int64_t row, int64_t newest) const {
+    return newest <= item.in[kSlot].i32()[row];
+  }
+  bool visible(const WorkItem& item, int64_t row, int64_t start, int64_t slots, int64_t own,
+               bool* seen) const {
+    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
+    int64_t first = item.in[kQStart].i32()[item.b];
+    if (slots == kTileSlots && start + slots <= own && near(pos[row], start) &&
+        near(pos[row], start + slots - 1))
+      return true;
+    for (int64_t j = 0; j < kTileSlots; ++j) {
+      int64_t key = start + j, m = key - own;  // m: which of the step's own rows
+      seen[j] = j < slots && (m < 0 || (!has_mask_ && slot[first + m] <= slot[row])) &&
+                near(pos[row], m >= 0 ? pos[first + m] : key);
+    }
+    if (has_mask_ && start + slots > own)
+      each_own(item, row, [&](int64_t m, int64_t n) {
+        int64_t j = own + n - start;
+        if (j >= 0 && j < slots) seen[j] = near(pos[row], pos[first + m]);
+      });
+    return false;
   }
 
   const KvState* kv_;

@@ -15,12 +15,12 @@ constexpr int64_t kTileSlots = 64;
 struct Workspace {
   float* query = nullptr;   // [columns / 4][d][4], scaled
   float* scores = nullptr;  // [columns][64]
-  float* powers = nullptr;  // [columns / 4][16][4]: weights of one panel of values
-  float* dots = nullptr;    // [2][columns][16]: scores of one panel of keys
+  float* powers = nullptr;  // [columns / 4][64][4], or [16] for one panel: weights of values
+  float* dots = nullptr;    // [64 / 16][columns][16]: scores of panels of keys
   float* sums = nullptr;    // [dv / 16][columns][16]: what this segment has accumulated
   float* total = nullptr;   // the same for the segments before it
   float *max = nullptr, *sum = nullptr, *total_max = nullptr, *total_sum = nullptr;  // [columns]
-  float* panel = nullptr;  // key or value panels as f32
+  float* panel = nullptr;  // keys or values as f32
 
   Workspace() = default;
   // `padded` is dv in whole panels, `panels` the floats of `panel`.
@@ -32,15 +32,15 @@ struct Workspace {
     };
     query = take(columns * d);
     scores = take(columns * kTileSlots);
-    powers = take(columns * kPanel);
-    dots = take(2 * columns * kPanel);
+    powers = take(columns * kTileSlots);
+    dots = take(columns * kTileSlots);
     sums = take(columns * padded);
     total = take(columns * padded);
     for (float** list : {&max, &sum, &total_max, &total_sum}) *list = take(columns);
     panel = take(panels);
   }
   static int64_t bytes(int64_t columns, int64_t d, int64_t padded, int64_t panels) {
-    int64_t floats = columns * (d + kTileSlots + 2 * padded + 4 + 3 * kPanel) + panels;
+    int64_t floats = columns * (d + 3 * kTileSlots + 2 * padded + 4) + panels;
     return floats * 4 + 11 * 64;
   }
 

@@ -12,6 +12,7 @@
 #include "backend/cpu/kernels.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "ops/attend.h"
 #include "ops/op.h"
 #include "tensor/plane.h"
 
@@ -283,7 +284,9 @@ class Bench {
                    integers(q_start),
                    integers(kv_len)};
     calls[0].out = {tensor(y.data(), DType::kF32, {all, kHeads, kHeadDim})};
-    prepare(calls[0], "cpu.attend", "attend", Value(Value::Object{{"scale", 0.125}}), kv, nullptr);
+    Value attrs = Value::Object{{"scale", 0.125}};
+    if (options_.bf16) attrs.set(std::string(kAttendProducts), "bf16");
+    prepare(calls[0], "cpu.attend", "attend", attrs, kv, nullptr);
     double per_token = 2.0 * static_cast<double>(set.states[0].planes[0].bytes_per_token),
            keys = static_cast<double>(c.n) *
                   (static_cast<double>(c.rows * c.k) +

@@ -116,6 +116,9 @@ struct TileProduct {
   float* sums;
   int64_t panel_sums;  // floats from panel to panel
   bool is_new;
+  // Where the results go that are complete, out[row * out_row + panel * kPanel]; nullptr: to sums.
+  float* out = nullptr;
+  int64_t out_row = 0;
 };
 
 // Numbers of 16 bits in blocks of kPairBlock values of k with an f32 scale (tensor/block_formats.h,
@@ -299,6 +302,15 @@ struct KernelTable {
   // kTile columns of n scores, a multiple of kPanel, at scores[n / kPanel][stride][kPanel]: the
   // weights become a tile to[n][kTile], their sums are not divided by.
   void (*softmax_x4)(const float* scores, int64_t stride, int64_t n, float* to, float* sums);
+  // softmax_tile of such columns: their weights become a tile, the factors go to factors[kTile].
+  void (*softmax_tile_x4)(const float* scores, int64_t stride, int64_t n, float* to, float* max,
+                          float* sum, float* factors);
+  // One row of an online softmax over scores in powers of two, of which the first `count` are
+  // visible: scores[panel][stride]. The weights are rounded to bf16 before they are summed; those
+  // of two neighbouring panels lie side by side, to[step][32] that are `apart` numbers apart; zeros
+  // follow. Returns the factor for what was accumulated before. nullptr: the level has none.
+  float (*weigh_bf16)(const float* scores, int64_t stride, int64_t count, int64_t steps,
+                      uint16_t* to, int64_t apart, float* max, float* sum);
 };
 
 const KernelTable* scalar_table();

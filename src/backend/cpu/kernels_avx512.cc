@@ -49,6 +49,68 @@ void pack_tile(const void* const* rows, int n, int64_t blocks, int, XBlock4* out
   }
 }
 
+// narrow_bf16 of vec_kernels.inc.
+TK_INLINE __m256i nearest_bf16(__m512i v) {
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
+  __m512i near = _mm512_add_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(0x7fff)), odd);
+  __mmask16 nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(v, _mm512_set1_epi32(0x7fffffff)),
+                                          _mm512_set1_epi32(0x7f800000));
+  near = _mm512_mask_or_epi32(near, nan, v, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(near, 16));
+}
+void narrow_to_bf16(const float* in, void* out, int64_t n) {
+  auto* to = static_cast<uint16_t*>(out);
+  for (int64_t i = 0; i < n; i += 16) {
+    __mmask16 some = n - i < 16 ? static_cast<__mmask16>((1 << (n - i)) - 1) : 0xffff;
+    __m512i v = _mm512_maskz_loadu_epi32(some, in + i);
+    _mm256_mask_storeu_epi16(to + i, some, nearest_bf16(v));
+  }
+}
+
+// 2^x for x <= 0, near enough for weights of 8 bits; never below 2^-100.
+TK_INLINE __m512 power_of_two(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-100.0f));
+  __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 f = _mm512_sub_ps(x, whole), p = _mm512_set1_ps(9.6181291e-3f);
+  constexpr float kTerms[] = {5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f};
+#pragma GCC unroll 4
+  for (float term : kTerms) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(p, whole);
+}
+
+float weigh_bf16(const float* scores, int64_t stride, int64_t count, int64_t steps, uint16_t* to,
+                 int64_t apart, float* max, float* sum) {
+  auto lanes = [&](int64_t from) {
+    int64_t n = count - from;
+    return static_cast<__mmask16>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1);
+  };
+  __m512 nothing = _mm512_set1_ps(-kInfinity), top = nothing;
+  for (int64_t at = 0; at < count; at += kPanel)
+    top =
+        _mm512_max_ps(top, _mm512_mask_loadu_ps(nothing, lanes(at), scores + at / kPanel * stride));
+  float old = *max, now = max_lanes({top});
+  now = old > now ? old : now;
+  __m512 shift = _mm512_set1_ps(now), total = _mm512_setzero_ps();
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(-65536);
+  auto weights = [&](int64_t at) {
+    __mmask16 some = lanes(at);
+    __m512 v = _mm512_maskz_loadu_ps(some, scores + at / kPanel * stride);
+    __m512i bits = _mm512_castps_si512(power_of_two(_mm512_sub_ps(v, shift)));
+    __m512 e =
+        _mm512_castsi512_ps(_mm512_maskz_and_epi32(some, _mm512_add_epi32(bits, half), upper));
+    total = _mm512_add_ps(total, e);
+    return _mm512_castps_si512(e);
+  };
+  for (int64_t at = 0; at < steps * 2 * kPanel; at += 2 * kPanel, to += apart) {
+    __m512i first = weights(at), second = weights(at + kPanel);
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
+  }
+  float factor = old == now ? 1.0f : _mm512_cvtss_f32(power_of_two(_mm512_set1_ps(old - now)));
+  *max = now;
+  *sum = *sum * factor + sum_lanes({total});
+  return factor;
+}
+
 template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
@@ -82,6 +144,8 @@ const KernelTable* avx512_table() {
     t.fdot_far[static_cast<int>(FType::kF32)] = fdot_far_panels<LoadF32>;
     t.fdot_far[static_cast<int>(FType::kF16)] = fdot_far_panels<LoadF16>;
     t.fdot_far[static_cast<int>(FType::kBF16)] = fdot_far_panels<LoadBF16>;
+    t.narrow[static_cast<int>(FType::kBF16)] = narrow_to_bf16;
+    t.weigh_bf16 = weigh_bf16;
     t.few_rows = kMostFewRows;
     t.pack_x4 = pack_tile;
     t.fdot4x2[static_cast<int>(FType::kF32)] = fdot4x2<LoadF32>;

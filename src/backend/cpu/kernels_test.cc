@@ -169,7 +169,7 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
             parts[1].data() + p * after * kWideBlock);
     }
     for (int64_t rows = 1; rows <= most; ++rows) {
-      panels = 1 + rows % table->wide_panels;
+      panels = 1 + (rows / 8 + rows) % table->wide_panels;
       int64_t used = (rows + kTile - 1) / kTile, group = table->x_tiles;
       std::vector<XBlock4> x4(static_cast<size_t>((used + group - 1) / group * group * blocks));
       std::memset(static_cast<void*>(x4.data()), 0xff, x4.size() * sizeof(XBlock4));

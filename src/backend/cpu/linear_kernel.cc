@@ -41,7 +41,7 @@ class QuantLinear final : public LinearKernel {
     if (!wide_) return 0;
     return panels_ * part_ * kWideBlock + group_ * most_rows_ * kPanel * 4;
   }
-  int64_t panels_at_once() const override { return group_ > panels_ ? group_ : 1; }
+  int64_t panels_at_once() const override { return group_; }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     k.pack_x1(x, blocks_, reinterpret_cast<XBlock1*>(to));

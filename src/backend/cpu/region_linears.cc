@@ -14,8 +14,8 @@ namespace {
 
 // Elements of activations that every thread computes for itself instead of waiting for the others:
 // with a program before the matrices, and for packing alone.
-constexpr int64_t kOwnPrologue = 8192;
-constexpr int64_t kOwnPacking = 32768;
+constexpr int64_t kOwnPrologue = 8192, kOwnPacking = 32768;
+constexpr int64_t kStepElements = 2048;  // of a buffer, in one call of an element-wise step
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -128,6 +128,7 @@ class LinearsRegion final : public CpuOp {
   };
   struct Stretch {
     int64_t row, rows, column, width;
+    int64_t before = 0;  // rows of the buffers before these
   };
 
   // --- At load ---
@@ -410,7 +411,12 @@ class LinearsRegion final : public CpuOp {
         const Matrix& m = matrices_[i];
         multiply(call, m, row, count, first, last, columns(call, g, m.value, at, scratch), scratch);
       }
-      for (size_t i : g.steps) run_step(call, g, epilogue_[i], at, scratch);
+      // All steps of a few rows, while these are in the first cache.
+      int64_t rows = std::max<int64_t>(1, kStepElements / at.width);
+      for (; at.before < count; at.before += rows) {
+        at.row = row + at.before, at.rows = std::min(rows, count - at.before);
+        for (size_t i : g.steps) run_step(call, g, epilogue_[i], at, scratch);
+      }
     }
   }
 
@@ -433,7 +439,7 @@ class LinearsRegion final : public CpuOp {
     const PlaceOf& p = places_[value];
     if (p.out >= 0) return {call.out[p.out].f32() + offset, g.n};
     auto* base = reinterpret_cast<float*>(scratch + unit_at_);
-    return {base + p.buffer * g.room * kPanel * chunk_rows_, at.width};
+    return {base + p.buffer * g.room * kPanel * chunk_rows_ + at.before * at.width, at.width};
   }
 
   Columns source(const Call& call, const Group& g, const EpilogueStep::Source& from,

@@ -108,15 +108,20 @@ class TileLinear final : public LinearKernel {
                   .sums = sums,
                   .panel_sums = rows * kPanel,
                   .is_new = true};
+    bool direct = !sink.bias && (panel + count) * kPanel <= w_->n;
     for (int64_t k = 0; k < w_->k; k += part, t.is_new = false) {
       int64_t n = std::min(part, w_->k - k);
       for (int64_t i = 0; i < count; ++i)
         spread_(w_->panel(panel + i) + k / kPart * part_bytes_, n, weights + i * t.panel_numbers);
       t.steps = (n + kTileStep - 1) / kTileStep;
+      if (direct && k + part >= w_->k) {
+        t.out = sink.to + (panel - begin) * kPanel;
+        t.out_row = sink.stride;
+      }
       kernels.tile_unit.multiply(t);
       t.x += t.steps * kTileRows * kTileStep;
     }
-    for (int64_t r = 0; r < rows; ++r)  // rows are far apart: whole stretches
+    for (int64_t r = 0; r < rows && !direct; ++r)  // rows are far apart: whole stretches
       for (int64_t i = 0; i < count; ++i)
         store(sink, begin, panel + i, r, 1, sums + i * t.panel_sums + r * kPanel);
   }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "compile/pass.h"
 #include "compile/planner/kernels.h"
+#include "ops/attend.h"
 #include "tensor/recipe.h"
 
 namespace tokamak {
@@ -146,6 +147,12 @@ void round_to_bf16(Module& module, Function& function, const PassContext& contex
       if (!few && quantised_here &&
           takes(kernels, to, node, in, DType::kBF16, to.tensor(in[1]).dtype))
         inputs[0] = to.add("quantize", {x}, Value::Object{{"format", dtype_name(DType::kBF16)}});
+    }
+    const auto& names = node.op->attr_names;
+    if (std::find(names.begin(), names.end(), kAttendProducts) != names.end()) {
+      Value attrs = node.attrs;
+      attrs.set(std::string(kAttendProducts), dtype_name(DType::kBF16));
+      return to.add_multi(node.op->name, std::move(inputs), std::move(attrs), node.name);
     }
     return copy_node(to, node, inputs);
   });
