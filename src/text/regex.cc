@@ -212,9 +212,14 @@ bool regex_property(std::string_view name, std::vector<CharRange>& out) {
   CompileError error;
   const CodePtr code = try_compile(fmt::format("\\p{{{}}}+", name), error);
   if (!code) return false;
+  // Planes whose characters are alike have one of them, and one of the two at their end.
+  const auto sparse = [](char32_t c) { return c >= 0x40000 && c >> 16 != 14; };
+  const auto last_like = [&](char32_t c) {
+    return !sparse(c) ? c : (c & 0xFFFF) == 0 ? c + 0xFFFD : c + 1;
+  };
   std::string all;
-  for (char32_t c = 0; c <= 0x10FFFF; ++c)
-    if (c < 0xD800 || c > 0xDFFF) utf8_append(all, c);
+  for (char32_t c = 0; c <= 0x10FFFF; c = c == 0xD7FF ? 0xE000 : last_like(c) + 1)
+    utf8_append(all, c);
   MatchWorkspace& w = workspace();
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(all.data());
   for (size_t pos = 0; pos < all.size();) {
@@ -224,7 +229,7 @@ bool regex_property(std::string_view name, std::vector<CharRange>& out) {
     size_t last = pos = range[1];
     do --last;
     while (is_utf8_continuation(all[last]));
-    out.push_back({utf8_decode(all, range[0]).cp, utf8_decode(all, last).cp});
+    out.push_back({utf8_decode(all, range[0]).cp, last_like(utf8_decode(all, last).cp)});
   }
   return true;
 }

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <random>
+#include <regex>
+#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -338,6 +340,73 @@ TEST(UniqueStrings, MasksForbidRepetitions) {
     }
   }
   EXPECT_GT(forbidden, 100);
+}
+
+// Objects of MasksForbidEqualObjects that are the same until the end of "a".
+bool repeats_object(const std::string& text) {
+  static const std::regex object(R"(\{\s*("n":\s*(-?[0-9]+),\s*)?"a":\s*("([^"\\]|\\[^])*"))");
+  std::set<std::pair<std::string, std::string>> known;
+  for (std::sregex_iterator it(text.begin(), text.end(), object), end; it != end; ++it) {
+    const std::string n = (*it)[2].str();
+    const std::string number = n.empty() ? "" : fmt::format("{}", std::stod(n) + 0.0);
+    if (!known.emplace(number, parse_json((*it)[3].str()).as_string()).second) return true;
+  }
+  return false;
+}
+
+// The masks are those of the schema without uniqueItems, except for tokens that complete such an
+// object.
+TEST(UniqueStrings, MasksForbidEqualObjects) {
+  std::vector<std::string> tokens{"[{\"a\":\"",
+                                  "\"},{\"a\":\"",
+                                  "x\"},{\"a\":\"x\"}",
+                                  "\"}",
+                                  "\"}, ",
+                                  "{\"n\":1,",
+                                  "\"},{\"n\":1,",
+                                  "xy",
+                                  "y\"},{\"n\":1,\"a\":\"y\"}",
+                                  "\\u0078\"}"};
+  for (int byte = 1; byte < 128; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  const auto vocabulary = std::make_shared<Vocabulary>(tokens);
+  Value schema = parse_json(R"({"type": "array", "uniqueItems": true, "items": {
+      "type": "object", "properties": {"n": {"type": "integer"}, "a": {"type": "string"},
+      "b": {"type": "string"}}, "required": ["a"]}})");
+  const auto grammar = std::make_shared<Grammar>(json_schema_grammar(schema), vocabulary);
+  schema.set("uniqueItems", false);
+  const auto any = std::make_shared<Grammar>(json_schema_grammar(schema), vocabulary);
+  EXPECT_TRUE(grammar->matches(R"([{"a":"x"},{"n":1,"a":"x"},{"n":2,"a":"x"},{"a":"y"}])"));
+  EXPECT_FALSE(grammar->matches(R"([{"n":1,"a":"x"},{"a":"x"},{"n":1,"a":"\u0078"}])"));
+  EXPECT_FALSE(grammar->matches(R"([{"n":0,"a":"x"},{"n": -0,"a":"x"}])"));
+  // Members that follow the string are not compared.
+  EXPECT_FALSE(grammar->matches(R"([{"a":"x","b":"1"},{"a":"x","b":"2"}])"));
+  EXPECT_TRUE(grammar->matches(R"([{"a":"x","b":"1"},{"a":"y","b":"1"}])"));
+  Rng rng(12);
+  int forbidden = 0;
+  for (int round = 0; round < 80; ++round) {
+    Matcher matcher(grammar), free(any);
+    std::string text;
+    for (int step = 0; step < 14 && !matcher.finished(); ++step) {
+      std::vector<uint32_t> mask(vocabulary->words(), 0), all(vocabulary->words(), 0);
+      matcher.fill_mask(mask);
+      free.fill_mask(all);
+      std::vector<int32_t> allowed;
+      for (int32_t id = 0; id < static_cast<int32_t>(vocabulary->size()); ++id) {
+        const std::string next = text + std::string(vocabulary->bytes(id));
+        const bool wanted = has_bit(all, id) && !repeats_object(next);
+        if (has_bit(mask, id) != wanted) ADD_FAILURE() << next;
+        Matcher fork = matcher;
+        if (fork.accept(id) != wanted) ADD_FAILURE() << next;
+        if (wanted && (id < 10 || rng.below(10) == 0)) allowed.push_back(id);
+        forbidden += has_bit(all, id) && !wanted;
+      }
+      if (allowed.empty()) break;
+      const int32_t id = allowed[rng.below(allowed.size())];
+      ASSERT_TRUE(matcher.accept(id) && free.accept(id)) << text;
+      text += vocabulary->bytes(id);
+    }
+  }
+  EXPECT_GT(forbidden, 40);
 }
 
 // Tokens of words, of other plain characters, with quotes and escapes, and some that begin inside

@@ -176,7 +176,12 @@ void read_choice(const Value& choice, Value& out) {
     return;
   }
   Fields fields(choice, "tool_choice");
-  if (std::string type = fields.require_string("type"); type != "function")
+  const std::string type = fields.require_string("type");
+  if (type == "allowed_tools") {
+    out.set("tool_choice", choice);
+    return;
+  }
+  if (type != "function")
     unsupported("tool_choice", fmt::format("Type '{}' is not available.", type));
   out.set("tool_choice",
           Value::Object{{"type", "function"},

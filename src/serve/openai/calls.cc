@@ -233,7 +233,67 @@ std::vector<MessageForm> call_messages(const Value& tools, const std::string& na
   return out;
 }
 
+// The name in a tool or a choice, inside of `function` or without it; nullptr: there is none.
+const Value* function_name(const Value& tool) {
+  if (!tool.is_object()) return nullptr;
+  const Value* function = tool.find("function");
+  if (function == nullptr) return tool.find("name");
+  return function->is_object() ? function->find("name") : nullptr;
+}
+
+void keep_allowed_tools(const Value& choice, const Value& tools, Value& body) {
+  const bool inside = choice.has("allowed_tools");  // chat completions; otherwise as in Responses
+  const std::string param = inside ? "tool_choice.allowed_tools" : "tool_choice";
+  Fields fields(inside ? choice.at("allowed_tools") : choice, param);
+  const std::string mode = fields.string("mode").value_or("auto");
+  if (mode != "auto" && mode != "required")
+    bad_request(param + ".mode", "invalid_value", "Invalid '{}.mode': use 'auto' or 'required'.",
+                param);
+  const auto* names = fields.array("tools");
+  if (names == nullptr || names->empty())
+    bad_request(param + ".tools", "empty_array", "Invalid '{}.tools': it is empty.", param);
+  Value::Array kept;
+  for (size_t i = 0; i < names->size(); ++i) {
+    const Value* name = function_name((*names)[i]);
+    const auto& all = tools.as_array();
+    auto found = std::find_if(all.begin(), all.end(), [&](const Value& tool) {
+      const Value* own = function_name(tool);
+      return name != nullptr && own != nullptr && *own == *name;
+    });
+    if (found == all.end())
+      bad_request(fmt::format("{}.tools[{}]", param, i), "invalid_value",
+                  "Invalid '{}.tools[{}]': no function of 'tools' has this name.", param, i);
+    kept.push_back(*found);
+  }
+  body.set("tools", Value(std::move(kept)));
+  body.set("tool_choice", mode);
+}
+
 }  // namespace
+
+std::optional<Value> with_usual_tool_choice(const Value& body) {
+  const Value *choice = body.find("tool_choice"), *tools = body.find("tools");
+  if (choice == nullptr) return std::nullopt;
+  Value out = Value::object();
+  if (*choice == Value("any")) {
+    out = body;
+    out.set("tool_choice", "required");
+    return out;
+  }
+  const Value* type = choice->is_object() ? choice->find("type") : nullptr;
+  if (type == nullptr || tools == nullptr || !tools->is_array()) return std::nullopt;
+  if (*type == Value("function") && !choice->has("function") && choice->has("name")) {
+    out = body;
+    out.set("tool_choice",
+            Value::Object{{"type", "function"},
+                          {"function", Value::Object{{"name", choice->at("name")}}}});
+    return out;
+  }
+  if (*type != Value("allowed_tools")) return std::nullopt;
+  out = body;
+  keep_allowed_tools(*choice, *tools, out);
+  return out;
+}
 
 CallGrammar call_grammar(const Value& body, const ServedModel& model, const ToolFormat* calls) {
   const Value* choice = body.find("tool_choice");

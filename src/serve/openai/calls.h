@@ -1,6 +1,7 @@
 #pragma once
 // The grammars of calls: tool_choice, and tools with `strict`.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,11 @@
 #include "text/output/formats.h"
 
 namespace tokamak::openai {
+
+// The body with `tool_choice` as the rest reads it; nullopt: it is so already. "any" (Mistral) is
+// "required", a function may be named without `function` (Responses), and of `allowed_tools` only
+// these tools are left. Throws ApiError(400).
+std::optional<Value> with_usual_tool_choice(const Value& body);
 
 // The calls that tools allow.
 struct CallGrammar {

@@ -32,6 +32,74 @@ TEST(Prepare, StrictToolsConstrainCallsOnly) {
   EXPECT_THROW(prepared("true", R"(, "guided_regex": "a")"), ApiError);
 }
 
+// With the tools f and g, of which g is strict.
+Prepared with_choice(const std::string& choice) {
+  ServedModel model = fake_model(nullptr);
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  return prepare_chat(parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tools": [
+      {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+      {"type": "function", "function": {"name": "g", "strict": true}}], "tool_choice": )" +
+                                 choice + "}"),
+                      std::make_shared<const ServedModel>(std::move(model)));
+}
+
+// Spellings of other APIs, and the tools that are left.
+TEST(Prepare, FormsOfToolChoice) {
+  const auto call = [](const char* name) {
+    return fmt::format("<tool_call>\n{{\"name\": \"{}\", \"arguments\": {{}}}}\n</tool_call>",
+                       name);
+  };
+  struct Case {
+    const char* choice;
+    bool forced, f, g;
+  };
+  for (const Case& c : {Case{R"("any")", true, true, true},
+                        Case{R"({"type": "function", "name": "g"})", true, false, true},
+                        Case{R"({"type": "allowed_tools", "allowed_tools": {"mode": "required",
+                             "tools": [{"type": "function", "function": {"name": "f"}}]}})",
+                             true, true, false},
+                        Case{R"({"type": "allowed_tools", "mode": "required",
+                             "tools": [{"type": "function", "name": "g"}, {"name": "f"}]})",
+                             true, true, true},
+                        Case{R"({"type": "allowed_tools", "allowed_tools": {"mode": "auto",
+                             "tools": [{"type": "function", "function": {"name": "f"}}]}})",
+                             false, false, false},
+                        Case{R"({"type": "allowed_tools", "allowed_tools": {
+                             "tools": [{"type": "function", "function": {"name": "g"}}]}})",
+                             false, false, true}}) {
+    SCOPED_TRACE(c.choice);
+    const Prepared p = with_choice(c.choice);
+    ASSERT_EQ(p.params.grammar != nullptr, c.forced);
+    if (!c.forced) {
+      EXPECT_EQ(p.params.call_grammar != nullptr, c.g);  // g is strict
+      continue;
+    }
+    EXPECT_EQ(p.params.grammar->matches(call("f")), c.f);
+    EXPECT_EQ(p.params.grammar->matches(call("g")), c.g);
+  }
+}
+
+TEST(Prepare, WrongToolChoicesAreNamed) {
+  for (const auto& [choice, param] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"type": "allowed_tools"})", "tool_choice.tools"},
+           {R"({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [{}]}})",
+            "tool_choice.allowed_tools.mode"},
+           {R"({"type": "allowed_tools", "allowed_tools": {"tools": []}})",
+            "tool_choice.allowed_tools.tools"},
+           {R"({"type": "allowed_tools", "allowed_tools": {"tools": [{"name": "h"}]}})",
+            "tool_choice.allowed_tools.tools[0]"},
+           {R"({"type": "allowed_tools", "allowed_tools": 5})", "tool_choice.allowed_tools"},
+           {R"({"type": "function", "name": "h"})", "tool_choice"},
+           {R"("some")", "tool_choice"}}) {
+    try {
+      with_choice(choice);
+      ADD_FAILURE() << choice << " is accepted";
+    } catch (const ApiError& e) {
+      EXPECT_EQ(e.param(), param) << choice << ": " << e.what();
+    }
+  }
+}
+
 // A call as each format writes it; @ is the argument.
 const std::map<std::string_view, std::string> kCalls = {
     {"hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": @}}\n</tool_call>"},

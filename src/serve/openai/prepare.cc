@@ -235,6 +235,8 @@ void add_calls(Prepared& request, CallGrammar call) {
 
 Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed,
                       bool clamp) {
+  if (const std::optional<Value> usual = with_usual_tool_choice(body))
+    return prepare_chat(*usual, std::move(model), seed, clamp);
   Fields fields(body);
   fields.ignore({"model"});
   if (model->chat_template == nullptr)

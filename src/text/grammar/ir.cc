@@ -70,7 +70,7 @@ RuleId Ir::embed(const Ir& other) {
   for (const Rule& rule : other.rules_) {
     define(add_rule(rule.name), moved(rule.body));
     rules_.back().unique = rule.unique;
-    rules_.back().keyword = rule.keyword;
+    rules_.back().place = rule.place;
   }
   return other.root + first_rule;
 }

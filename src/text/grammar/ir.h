@@ -74,7 +74,7 @@ class Ir {
   RuleId rule_named(const std::string& name);  // adds it at its first use
   const RuleId* find_rule(const std::string& name) const;  // of rule_named(); may be null
   void define(RuleId rule, ExprId body) { rules_[rule].body = body; }
-  void set_keyword(RuleId rule, std::string keyword) { rules_[rule].keyword = std::move(keyword); }
+  void set_place(RuleId rule, std::string place) { rules_[rule].place = std::move(place); }
   void set_unique(RuleId rule) { rules_[rule].unique = true; }
 
   // Adds the rules of another grammar; returns its root.
@@ -83,8 +83,8 @@ class Ir {
   struct Rule {
     std::string name;  // for messages
     ExprId body = kNoExpr;
-    std::string keyword = {};  // of a schema whose place is the name: for messages about its size
-    bool unique = false;       // strings of an array that must differ (unique_items.h)
+    std::string place = {};  // the keyword of a schema, for messages about its size
+    bool unique = false;     // strings of an array that must differ (unique_items.h)
   };
   const std::vector<Rule>& rules() const { return rules_; }
   const Expr& expr(ExprId id) const { return exprs_[id]; }

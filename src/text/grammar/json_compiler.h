@@ -38,6 +38,7 @@ class SchemaCompiler {
   ExprId reference(const Conjunction& all, Place place = kValue);  // to its rule
   ExprId body(const Conjunction& all);
   static std::pair<std::string, std::string> largest_part(const Conjunction& all);
+  void set_place(RuleId rule, const Conjunction& all);
   ExprId alternatives(const Conjunction& all, size_t index, bool one_of);
   void make_exclusive(std::vector<Conjunction>& parts, const std::vector<const Value*>& schemas,
                       const SchemaRef& s);

@@ -58,16 +58,21 @@ Ir SchemaCompiler::compile() {
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const Waiting next = waiting_[i];
     place_ = next.place;
-    const auto [path, keyword] = largest_part(next.all);
-    ir_.set_keyword(next.rule, keyword);
+    set_place(next.rule, next.all);
     try {
       ir_.define(next.rule, body(next.all));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kOutOfRange) throw;
-      fail(ErrorCode::kOutOfRange, "{}", schema_message(path, keyword, e.what()));
+      const std::string& place = ir_.rules()[next.rule].place;
+      fail(ErrorCode::kOutOfRange, "{}", schema_message(place, "", e.what()));
     }
   }
   return std::move(ir_);
+}
+
+void SchemaCompiler::set_place(RuleId rule, const Conjunction& all) {
+  const auto [path, keyword] = largest_part(all);
+  ir_.set_place(rule, keyword.empty() ? path : fmt::format("{}/{}", path, keyword));
 }
 
 // The keyword that most of the rule comes from, and its schema: limits of size are reached there.
@@ -393,6 +398,7 @@ ExprId SchemaCompiler::string(const Conjunction& all) {
     ExprId expr = bare ? argument_text(fsm) : rules_.quoted(fsm);
     if (!large) return expr;
     RuleId rule = ir_.add_rule(all.schemas[0].path);
+    set_place(rule, all);
     ir_.define(rule, expr);
     strings_.emplace(std::move(key), rule);
     return ir_.ref(rule);

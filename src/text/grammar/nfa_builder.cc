@@ -51,8 +51,8 @@ void NfaBuilder::too_large(std::string_view what) const {
   for (const auto& [of_ir, own] : reached_)
     if (own == static_cast<RuleId>(largest - sizes.begin())) {
       const Ir::Rule& rule = ir_.rules()[of_ir];
-      fail(ErrorCode::kOutOfRange, "the grammar is too large: {}, {} of them in '{}{}{}'", what,
-           *largest, rule.name, rule.keyword.empty() ? "" : "/", rule.keyword);
+      fail(ErrorCode::kOutOfRange, "the grammar is too large: {}, {} of them in '{}'", what,
+           *largest, rule.place.empty() ? rule.name : rule.place);
     }
   fail(ErrorCode::kOutOfRange, "the grammar is too large: {}", what);
 }

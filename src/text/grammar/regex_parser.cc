@@ -94,23 +94,29 @@ class RegexParser {
     return after;
   }
 
+  // What `from` reaches by one or more of these marks: ^ and $ may be repeated.
+  static std::vector<uint32_t> after_marks(const CharFsm& all, uint32_t from, char32_t mark) {
+    std::vector<uint32_t> out;
+    for (size_t next = 0; next <= out.size(); ++next) {
+      for (const CharFsm::Edge& e : all.edges[next == 0 ? from : out[next - 1]])
+        if (e.lo <= mark && mark <= e.hi && std::find(out.begin(), out.end(), e.to) == out.end())
+          out.push_back(e.to);
+    }
+    return out;
+  }
+
   // Keeps the text between the marks.
   CharFsm between_marks() const {
     CharFsm all = without_empty(fsm_), out;
     out.add_state();
-    auto at_end = [&](uint32_t s) {
-      return std::any_of(all.edges[s].begin(), all.edges[s].end(), [&](const CharFsm::Edge& e) {
-        return e.lo <= kEndMark && kEndMark <= e.hi && all.final[e.to];
-      });
-    };
     auto copy = [&](uint32_t from, uint32_t to) {
-      if (at_end(from)) out.final[to] = 1;
+      for (uint32_t s : after_marks(all, from, kEndMark))
+        if (all.final[s]) out.final[to] = 1;
       for (const CharFsm::Edge& e : all.edges[from])
         if (e.lo <= kMaxCode) out.edges[to].push_back({e.lo, std::min(e.hi, kMaxCode), e.to + 1});
     };
     for (uint32_t s = 0; s < all.size(); ++s) copy(s, out.add_state());
-    for (const CharFsm::Edge& e : all.edges[0])
-      if (e.lo <= kBeginMark && kBeginMark <= e.hi) copy(e.to, 0);
+    for (uint32_t s : after_marks(all, 0, kBeginMark)) copy(s, 0);
     return out;
   }
 
@@ -369,8 +375,13 @@ class RegexParser {
         return one('\f');
       case 'v':
         return one('\v');
-      case 'x':
-        return one(hex(2));
+      case 'x':  // also \x{1F600}, as in PCRE and Rust
+        return one(peek() == '{' ? unicode_escape() : hex(2));
+      case 'U': {  // \U0001F600, as in Python
+        const char32_t code = hex(8);
+        if (code > kMaxCode) error("not a character");
+        return one(code);
+      }
       case 'u':
         return one(unicode_escape());
       case 'c':
