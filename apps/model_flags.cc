@@ -10,6 +10,7 @@
 #include "apps/model_store.h"
 #include "apps/terminal.h"
 #include "base/file.h"
+#include "text/usual_templates.h"
 
 namespace tokamak {
 namespace {
@@ -112,8 +113,9 @@ void add_template_flag(CLI::App& verb, OpenOptions& options) {
                   "which of the model's chat templates to use, e.g. tool_use");
   verb.add_option(
       "--chat-template", options.chat_template_file,
-      "chat template to use: a file (Jinja), the template itself, or the name of one of the "
-      "model's own");
+      "chat template to use: a file (Jinja), the template itself, the name of one of the "
+      "model's own, or a usual form: " +
+          usual_template_names());
 }
 
 void add_batch_flags(CLI::App& verb, OpenOptions& options) {

@@ -113,8 +113,10 @@ std::vector<LoadedModel> load_all(const ServeFlags& flags) {
                 embedding.classifies() ? "classify, /v1/rerank and /v1/score"
                                        : "embeddings, /v1/rerank and /v1/score");
     else if (models.back().chat_template == nullptr)
-      log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
-                models.back().name);
+      log::warn(
+          "{} has no chat template: /v1/chat/completions will refuse, /v1/completions works; "
+          "--chat-template chatml (for example) gives it one",
+          models.back().name);
   }
   return models;
 }
@@ -217,6 +219,7 @@ openai::ApiOptions api_options(const ServeFlags& flags) {
   if (const char* name = std::getenv("OTEL_SERVICE_NAME")) options.service_name = name;
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
+  options.llama_metrics = flags.metrics_compat == "llamacpp";
   options.limits = flags.limits;
   options.slot_folder = flags.slot_folder;
   return options;

@@ -134,8 +134,8 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "http://localhost:4318")
       ->envname("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
   verb.add_option("--metrics-compat", flags.metrics_compat,
-                  "also export /metrics under the names of: vllm")
-      ->check(CLI::IsMember({"vllm"}));
+                  "also export /metrics under the names of: vllm, llamacpp")
+      ->check(CLI::IsMember({"vllm", "llamacpp"}));
 }
 
 void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {

@@ -33,9 +33,8 @@ WITHOUT = {"--context-shift": "--context-shift", "--no-ui": "--no-ui", "--offlin
 # Names that the tests use for whatever model is loaded.
 ANY_MODEL = ("codellama70b", "gpt-4.1", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "davinci-002", "gpt-4", "test", "dummy", "claude-test", "text-embedding-3-small")
 MARK = "no counterpart: "
-# llama-server's template for models without one.
-CHATML = ("{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
-          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+# Templates that both servers have under these names; llama-server uses chatml for models without one.
+USUAL = ("chatml", "command-r", "gemma", "llama2", "llama3", "phi3", "vicuna", "zephyr")
 
 # A test's name and failure -> why it does not apply.
 REASONS = [
@@ -121,13 +120,15 @@ def as_server(argv):
         args += ["--max-num-seqs", str(slots)]
     if not os.path.exists(values.get("--chat-template-file", "/")):
         refuse(f"the file {values['--chat-template-file']}")
-    if re.fullmatch(r"[\w.-]+", values.get("--chat-template", "chatml")) and values.get("--chat-template", "chatml") != "chatml":
+    if re.fullmatch(r"[\w.-]+", values.get("--chat-template", "chatml")) and values.get("--chat-template", "chatml") not in USUAL:
         refuse("templates that are built into llama-server")
     if "--chat-template-file" not in values:
-        template = pathlib.Path(settings["folder"]) / "template.jinja"
         given = values.get("--chat-template", "chatml")
-        template.write_text(CHATML if given == "chatml" else given)
-        args += ["--chat-template", str(template)] if "--chat-template" in values or "stories" in json.dumps(values) else []
+        if given not in USUAL:
+            template = pathlib.Path(settings["folder"]) / "template.jinja"
+            template.write_text(given)
+            given = str(template)
+        args += ["--chat-template", given] if "--chat-template" in values or "stories" in json.dumps(values) else []
     if "--cors-origins" not in values:
         args += ["--allowed-origins", "*"]  # the default of llama-server
     if "--model-draft" in values:

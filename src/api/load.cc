@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "compile/adapters.h"
 #include "engine/sample_params.h"
+#include "text/usual_templates.h"
 
 namespace tokamak {
 namespace {
@@ -74,7 +75,9 @@ std::string named_template(const TokenizerSpec& spec, const std::string& given) 
   try {
     return pick_chat_template(spec, given, false);
   } catch (const Error& e) {
-    fail(ErrorCode::kInvalidArgument, "--chat-template {}: no such file, and {}", given, e.what());
+    if (std::string usual = usual_template(given, spec.add_bos); !usual.empty()) return usual;
+    fail(ErrorCode::kInvalidArgument, "--chat-template {}: no such file, and {}; in any case: {}",
+         given, e.what(), usual_template_names());
   }
 }
 

@@ -201,6 +201,7 @@ constexpr StepTimes kStreamMachines[] = {
     {"more streams cost more", 8e-3, 5e-4, 1e-7, false, 0, 0, 0, 2e-3, 0},
     {"long answers cost more", 8e-3, 5e-4, 1e-7, false, 0, 1e-3, 1e-6, 5e-4, 1e-6},
     {"roofline", 8e-3, 5e-4, 1e-7, true, 0, 0, 0, 1e-3, 0},
+    {"fast", 1e-3, 6e-5, 1e-8, false, 0, 5e-5, 0, 1e-4, 1e-7},
     {"large model", 200e-3, 20e-3, 1e-6, false, 0, 5e-3, 0, 20e-3, 1e-6},
     {"noise", 8e-3, 5e-4, 1e-7, false, 0.1, 1e-3, 1e-6, 5e-4, 1e-6},
     {"busy", 8e-3, 5e-4, 1e-7, false, 0.03, 0, 0, 1e-3, 0, true},

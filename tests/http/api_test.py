@@ -235,7 +235,8 @@ class Whole(Api):
 
     def test_other_routes(self):
         card = {"id": "fake", "object": "model", "created": 1700000000, "owned_by": "tokamak", "root": "fake",
-                "parent": None, "max_model_len": 4096}
+                "parent": None, "max_model_len": 4096,
+                "meta": {"n_vocab": 259, "n_ctx": 4096, "n_embd": 576, "n_params": 134515008, "size": 1000}}
         self.assertEqual(self.server.json("GET", "/v1/models"), (200, {"object": "list", "data": [card]}))
         for name in ("fake", "fake/alias", "fake%2Falias"):
             self.assertEqual(self.server.json("GET", f"/v1/models/{name}"), (200, card))
@@ -248,7 +249,7 @@ class Whole(Api):
         self.assertIsNone(self.post("/tokenize", {"prompt": "h"})[1]["token_strs"])
         self.assertEqual(self.post("/tokenize", {"content": "hé", "with_pieces": True})[1]["tokens"],
                          [{"id": 104, "piece": "h"}, {"id": 0xc3, "piece": [0xc3]}, {"id": 0xa9, "piece": [0xa9]}])
-        for path in ("/models", "/v1/models/", "//v1/models", "/models/fake/"):  # common forms of base addresses
+        for path in ("/models", "/v1/models/", "//v1/models", "/v1//models//", "/models/fake/"):  # common forms of base addresses
             self.assertEqual(self.server.request("GET", path)[0], 200, path)
         self.assertEqual(self.post("/chat/completions", chat("[say x]"))[0], 200)
         status, data = self.post("/detokenize", {"tokens": [104, 0xc3, 0xa9]})

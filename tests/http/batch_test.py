@@ -269,6 +269,33 @@ class Restart(unittest.TestCase):
 
 
 class Keys(unittest.TestCase):
+    def test_a_batch_without_a_key_ends_when_keys_are_required(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(env={"FAKE_BATCH_DIR": folder})
+            client = Client(server)
+            batch = client.create(client.upload([line("a", "[say a]"), line("b", "[hold]"), line("c", "[hold]")])["id"])[1]["id"]
+            while client.json("GET", f"/v1/batches/{batch}")[1]["request_counts"]["completed"] < 1:
+                time.sleep(0.005)
+            server.process.kill()
+            server.process.communicate()
+            record = os.path.join(folder, "batches", batch + ".json")
+            server = Server(env={"FAKE_BATCH_DIR": folder, "FAKE_API_KEY": "secret"})
+            end = time.monotonic() + 60
+            status = ""
+            while status != "failed" and time.monotonic() < end:
+                with open(record) as f:
+                    status = json.load(f)["status"]
+                time.sleep(0.02)
+            self.assertEqual(status, "failed")
+            self.assertEqual((Client(server).json("GET", f"/v1/batches/{batch}")[0], Client(server, "secret").json("GET", f"/v1/batches/{batch}")[0]), (401, 404))
+            server.stop()
+            server = Server(env={"FAKE_BATCH_DIR": folder})  # it belongs to all who use a server without keys
+            client = Client(server)
+            done = client.wait(batch)
+            self.assertEqual([r["custom_id"] for r in client.results(done["output_file_id"])], ["a"])
+            self.assertEqual([(r["custom_id"], r["error"]["code"]) for r in client.results(done["error_file_id"])], [("b", "invalid_api_key"), ("c", "invalid_api_key")])
+            server.stop()
+
     def test_tenants_do_not_see_each_other(self):
         with tempfile.TemporaryDirectory() as folder:
             keys = os.path.join(folder, "keys")

@@ -66,7 +66,8 @@ class Anthropic(Compat):
         self.post(self.PATH, self.ask("x", max_tokens=100000, stop_sequences=["e"]))  # as long as the context allows
 
     def test_tools(self):
-        data = self.post(self.PATH, self.ask(f"[say {TOOL_TEXT}]", tools=self.TOOLS, tool_choice={"type": "auto"}))
+        served = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 2}]  # left out beside own tools
+        data = self.post(self.PATH, self.ask(f"[say {TOOL_TEXT}]", tools=served + self.TOOLS, tool_choice={"type": "auto"}))
         self.assertEqual(data["stop_reason"], "tool_use")
         self.assertEqual([b["type"] for b in data["content"]], ["text", "tool_use", "tool_use"])
         self.assertEqual([b["input"] for b in data["content"][1:]], [{"a": 1}, {}])
@@ -395,6 +396,9 @@ class Ollama(Compat):
         self.assertEqual(show["capabilities"], ["completion", "tools", "thinking"])
         version = self.server.json("GET", "/api/version")[1]["version"]
         self.assertGreaterEqual([int(part) for part in version.split(".")], [0, 6, 4])  # what an editor asks for at least
+        self.assertEqual([line["status"] for line in self.lines("/api/pull", {"model": "fake"})], ["pulling manifest", "success"])
+        self.assertEqual(self.post("/api/pull", {"name": "fake:latest", "stream": False}), {"status": "success"})
+        self.assertIn("downloads none", self.post("/api/pull", {"model": "llama3.2"}, status=404)["error"])
         for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):  # tests/http/vectors_test.py has a model for it
             self.assertIn("no embeddings", self.post(path, {"model": "fake:latest", field: "x"}, status=400)["error"])
 

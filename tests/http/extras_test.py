@@ -204,6 +204,24 @@ class Extras(unittest.TestCase):
             self.assertGreaterEqual(line["completion_tokens"], 2)
             self.assertGreater(line["ttft_ms"], 0)
 
+    def test_what_clients_send_back(self):
+        """An answer without text, as it was: cut off in its thoughts."""
+        for answer in ({"content": None}, {"content": None, "reasoning_content": "Hm", "tool_calls": None, "refusal": None}, {"reasoning": "Hm"}):
+            messages = [{"role": "user", "content": "x"}, {"role": "assistant", **answer}, {"role": "user", "content": "[say y]"}]
+            status, data = self.server.json("POST", "/v1/chat/completions", {"messages": messages})
+            self.assertEqual((status, data["choices"][0]["message"]["content"]), (200, "y"), data)
+        for message in ({"role": "assistant"}, {"role": "user", "content": None}):
+            self.assertEqual(self.server.json("POST", "/v1/chat/completions", {"messages": [message]})[1]["error"]["param"], "messages[0].content")
+
+    def test_half_an_emoji(self):
+        """JavaScript writes half of a character as an escape, if a text is cut there."""
+        for sent, text in ((r"a\ud83d", "a\ufffd"), (r"\ude00b", "\ufffdb"), (r"\ud83d\ude00", "\U0001f600"), (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+                           (r"\\ud83d \ud83d", "\\ud83d \ufffd"), (r"\ud83dx\ude00", "\ufffdx\ufffd")):
+            status, _, data = self.server.request("POST", "/v1/completions", b'{"prompt": "[say ' + sent.encode() + b']"}', {"Content-Type": "application/json"})
+            self.assertEqual((status, json.loads(data)["choices"][0]["text"]), (200, text), sent)
+        for wrong in (b'{"prompt": "\\ud83d', b'{"prompt": "\\ud8"}', b'{"prompt": \\ud83d}', b'{"prompt": "\\ud83d", }'):
+            self.assertEqual(self.server.request("POST", "/v1/completions", wrong, {"Content-Type": "application/json"})[0], 400, wrong)
+
 
 class OwnTemplate(unittest.TestCase):
     def test_the_request_brings_its_template(self):

@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
         static_cast<double>(option(argc, argv, "request-timeout-ms", 0)) * 1e-3;
     if (const char* file = std::getenv("FAKE_REQUEST_LOG")) options.request_log = file;
     if (const char* url = std::getenv("FAKE_COLLECTOR")) options.trace_collector = url;
-    options.vllm_metrics = option(argc, argv, "vllm", 0) != 0;
+    options.vllm_metrics = options.llama_metrics = option(argc, argv, "vllm", 0) != 0;
     options.http_stats = &server.stats();
     client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
     client->tree_ms = option(argc, argv, "tree-ms", 0);

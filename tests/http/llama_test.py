@@ -3,7 +3,8 @@ import json
 import unittest
 
 from compat_test import Compat
-from harness import chat, events
+from harness import Server, chat, events
+from metrics_test import parse_metrics
 
 
 class Llama(Compat):
@@ -137,6 +138,23 @@ class Llama(Compat):
         self.assertIn("messages", props["chat_template"])
         self.assertIs(props["has_sampling_defaults"], False)
         self.assertEqual([s["is_processing"] for s in self.server.json("GET", "/slots")[1]], [False] * 4)
+
+    def test_names_of_llama_cpp(self):
+        server = Server(vllm=1)
+        try:
+            for _ in range(2):
+                server.json("POST", "/v1/completions", {"prompt": "[cached 4][say abcde]"})
+            text = server.request("GET", "/metrics")[2].decode()
+            families = parse_metrics(text)
+            of = lambda name: families["llamacpp:" + name]
+            self.assertEqual((of("tokens_predicted_total")[0], of("tokens_predicted_total")[1][0][2]), ("counter", 10))
+            self.assertEqual((of("requests_processing")[0], of("requests_processing")[1][0][2]), ("gauge", 0))
+            self.assertEqual(of("prompt_tokens_cached_total")[1][0][2], 8)
+            for name in ("prompt_tokens_total", "prompt_seconds_total", "tokens_predicted_seconds_total", "n_decode_total", "prompt_tokens_seconds", "predicted_tokens_seconds",
+                         "requests_deferred", "n_busy_slots_per_decode", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total"):
+                self.assertEqual(len(of(name)[1]), 1, name)
+        finally:
+            server.stop()
 
     def test_infill_needs_a_model_for_it(self):
         for path, body in (("/infill", {"input_prefix": "a", "input_suffix": "b"}), ("/v1/completions", {"prompt": "a", "suffix": "b"})):

@@ -370,7 +370,8 @@ class Flags(unittest.TestCase):
             config.write_text(json.dumps({**known, "chat_template": templates}))
             (pathlib.Path(folder) / "rag").mkdir()  # a folder is not a template
             inline = "{#" + 5000 * "-" + "#}inline {{ messages[0].content }}"  # too long for the name of a file
-            for flags, text in (([], "default x"), (["--chat-template", "rag"], "rag x"), (["--chat-template", inline], "inline x")):
+            for flags, text in (([], "default x"), (["--chat-template", "rag"], "rag x"), (["--chat-template", inline], "inline x"),
+                                (["--chat-template", "zephyr"], "<|user|>\nx<|endoftext|>\n<|assistant|>\n")):
                 with Serve(copy, *flags, cwd=folder) as s:
                     self.assertEqual(s.post("/apply-template", messages=[{"role": "user", "content": "x"}])[2]["prompt"], text)
             done = subprocess.run([BINARY, "serve", copy, "--port", "0", "--chat-template", "none"], capture_output=True, text=True, timeout=60)

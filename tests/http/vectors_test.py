@@ -162,6 +162,15 @@ class Vectors(Served):
                                                "documents": [{"text": d} for d in documents]})
         self.assertEqual([(r["index"], "document" in r) for r in top["results"]],
                          [(r["index"], False) for r in answer["results"][:2]])
+        for path in ("/reranking", "/v2/rerank"):  # llama.cpp's and Cohere's names
+            self.assertEqual(self.post(path, {"model": "bert", "query": query, "documents": documents})[1]["results"], answer["results"], path)
+        # text-embeddings-inference: a list, best first.
+        status, plain = self.post("/rerank", {"model": "bert", "query": query, "texts": documents})
+        self.assertEqual([(r["index"], r["score"], sorted(r)) for r in plain],
+                         [(r["index"], r["relevance_score"], ["index", "score"]) for r in answer["results"]])
+        status, plain = self.post("/rerank", {"model": "bert", "query": query, "texts": documents, "return_text": True, "top_n": 1})
+        self.assertEqual([r["text"] for r in plain], [documents[plain[0]["index"]]])
+        self.assertEqual(self.post("/rerank", {"model": "bert", "query": query, "texts": ["a", 1]})[1]["error"]["param"], "texts[1]")
         status, pairs = self.post("/v1/score", {"model": "bert", "text_1": query, "text_2": documents})
         for d, s in zip(pairs["data"], wanted):
             self.assertAlmostEqual(d["score"], s, places=5)

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "text/chat_template.h"
+#include "text/usual_templates.h"
 
 namespace tokamak {
 namespace {
@@ -209,6 +210,50 @@ TEST(ChatTemplate, SelfReferencesDoNotLeak) {
   EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.me = ns %}{% set l = [] %}{% set _ = "
                    "l.append(l) %}ok"),
             "ok");
+}
+
+TEST(UsualTemplates, AConversationInEveryForm) {
+  const std::string context = R"({"bos_token": "<s>", "eos_token": "</s>", "messages": [
+      {"role": "system", "content": "S"}, {"role": "user", "content": " A"},
+      {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}],
+      "add_generation_prompt": true})";
+  const std::pair<const char*, const char*> forms[] = {
+      {"chatml",
+       "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n A<|im_end|>\n"
+       "<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n"
+       "<|im_start|>assistant\n"},
+      {"command-r",
+       "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>S<|END_OF_TURN_TOKEN|>"
+       "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>A<|END_OF_TURN_TOKEN|>"
+       "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>B<|END_OF_TURN_TOKEN|>"
+       "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>C<|END_OF_TURN_TOKEN|>"
+       "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"},
+      {"gemma",
+       "<start_of_turn>user\nS\n\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n"
+       "<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n"},
+      {"llama2", "[INST] <<SYS>>\nS\n<</SYS>>\n\nA [/INST] B </s><s>[INST] C [/INST]"},
+      {"llama3",
+       "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+       "<|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|>"
+       "<|start_header_id|>user<|end_header_id|>\n\nC<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+      {"mistral", "[INST] S\n\nA [/INST] B</s>[INST] C [/INST]"},
+      {"phi3",
+       "<|system|>\nS<|end|>\n<|user|>\n A<|end|>\n<|assistant|>\nB<|end|>\n"
+       "<|user|>\nC<|end|>\n<|assistant|>\n"},
+      {"vicuna", "S\n\nUSER:  A\nASSISTANT: B</s>\nUSER: C\nASSISTANT:"},
+      {"zephyr",
+       "<|system|>\nS</s>\n<|user|>\n A</s>\n<|assistant|>\nB</s>\n<|user|>\nC</s>\n"
+       "<|assistant|>\n"}};
+  std::string names;
+  for (const auto& [name, text] : forms) {
+    EXPECT_EQ(render(usual_template(name, false), context), text) << name;
+    EXPECT_EQ(render(usual_template(name, true), context), "<s>" + std::string(text)) << name;
+    names += (names.empty() ? "" : " ") + std::string(name);
+  }
+  EXPECT_EQ(usual_template_names(), names);
+  EXPECT_EQ(usual_template("no such form", true), "");
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ namespace tokamak {
 
 // The limit of a step is the target or, where a streamed answer decodes and `pace` is given, `pace`
 // times what the decodes take without prompts (DecodePace), with room for the spread of steps: that
-// time is divided by how much longer than predicted the slowest of the last steps took. It is not
-// less than kShortest.
+// time is divided by how much longer than predicted the slowest of the last steps took. Steps that
+// are shorter than kShortest need no such room.
 //
 // A step is predicted from one that was measured, of n tokens that took t. It is moved to another
 // depth and another number of tokens by the fitted costs (PromptCost). With k * n tokens, k > 1, it
@@ -37,8 +37,10 @@ class TokenBudget {
   // Seconds of a step in which `decodes` sequences decode, some of them `streamed`.
   double limit(int64_t decodes, bool streamed) const {
     if (!bounded()) return std::numeric_limits<double>::infinity();
-    if (pace_factor_ > 0 && decodes > 0 && streamed)
-      return std::max(kShortest, pace_factor_ / spread_ * alone());
+    if (pace_factor_ > 0 && decodes > 0 && streamed) {
+      double most = alone() > 0 ? pace_factor_ * alone() : kShortest;
+      return std::max(std::min(kShortest, most), most / spread_);
+    }
     return std::max({target_, std::max(2.0, pace_factor_) * alone(), decodes > 0 ? 0 : kLongest});
   }
   // Seconds that a step with these prompts takes.

@@ -1,5 +1,8 @@
 // Anthropic's Messages API: requests, errors and routes. Answers: anthropic_shape.cc.
 #include "serve/compat/anthropic.h"
+
+#include <algorithm>
+
 #include "base/json.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
@@ -117,15 +120,22 @@ Value read_anthropic_messages(Fields& fields) {
   return out;
 }
 
+// Agents send tools of Anthropic's (web_search) beside their own: these are left out. Alone they
+// are an error.
 Value read_anthropic_tools(const Value::Array& list) {
   Value out = Value::array();
+  const bool own = std::any_of(list.begin(), list.end(), [](const Value& tool) {
+    return tool.is_object() && tool.has("input_schema");
+  });
   for (size_t i = 0; i < list.size(); ++i) {
     std::string param = fmt::format("tools[{}]", i);
     Fields tool(list[i], param);
-    if (std::string type = tool.string("type").value_or("custom"); type != "custom")
-      unsupported(param + ".type", fmt::format("Tools of type '{}' run on the server; only the "
-                                               "client's own tools are available.",
+    if (std::string type = tool.string("type").value_or("custom"); type != "custom") {
+      if (own) continue;
+      unsupported(param + ".type", fmt::format("Tools of type '{}' are Anthropic's; only tools "
+                                               "with an 'input_schema' are available.",
                                                type));
+    }
     Value function = Value::object();
     function.set("name", tool.require_string("name"));
     if (auto text = tool.string("description")) function.set("description", std::move(*text));
@@ -195,9 +205,12 @@ Value anthropic_chat(Fields& fields) {
   if (const Value* thinking = fields.find("thinking")) read_thinking(*thinking, out);
   if (const Value* format = fields.find("output_format"))
     read_format(*format, "output_format", out);
-  if (const Value* config = fields.find("output_config"); config != nullptr && config->is_object())
-    if (const Value* format = config->find("format"); format != nullptr && !format->is_null())
+  if (const Value* config = fields.find("output_config")) {
+    Fields inner(*config, "output_config");
+    if (const Value* format = inner.find("format"))
       read_format(*format, "output_config.format", out);
+    if (auto effort = inner.string("effort")) out.set("reasoning_effort", std::move(*effort));
+  }
   return out;
 }
 

@@ -21,6 +21,7 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"repeat_penalty", "repetition_penalty"},
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
+                                                          {"n_cmpl", "n"},
                                                           {"return_tokens", "return_token_ids"}};
 constexpr std::string_view kIgnored[] = {"cache_prompt",   "penalize_nl",  "input_prefix",
                                          "input_extra",    "input_suffix", "slot_id",

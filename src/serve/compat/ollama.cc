@@ -248,6 +248,25 @@ http::Response show(const Api& api, const Value& body) {
   return http::json_response(value);
 }
 
+// Clients pull a model before they use it: one that is served is there already.
+http::Response pull(const Api& api, const Value& body) {
+  Fields fields(body);
+  auto name = fields.string("model"), older = fields.string("name");
+  if (!name && !older) fields.require("model");
+  const std::string wanted = plain_name(name ? *name : *older);
+  if (!api.serves(wanted))
+    throw ApiError(404,
+                   fmt::format("The model '{}' does not exist, and this server downloads none.",
+                               printable(wanted)),
+                   "model", "model_not_found");
+  const Value success = Value::Object{{"status", "success"}};
+  if (!fields.boolean("stream").value_or(true)) return http::json_response(success);
+  http::Response response = http::json_response(Value::Object{{"status", "pulling manifest"}});
+  response.content_type = "application/x-ndjson";
+  response.body += "\n" + dump_json(success) + "\n";
+  return response;
+}
+
 }  // namespace
 
 Dialect ollama_dialect(bool chat, const Api& api) {
@@ -264,6 +283,10 @@ void add_ollama_routes(Api& api, http::Router& router) {
   router.add("POST", "/api/show",
              api.with_json([&api](http::ExchangePtr exchange, const Value& body,
                                   uint64_t) { exchange->respond(show(api, body)); },
+                           false, flat_error));
+  router.add("POST", "/api/pull",
+             api.with_json([&api](http::ExchangePtr exchange, const Value& body,
+                                  uint64_t) { exchange->respond(pull(api, body)); },
                            false, flat_error));
   for (const char* path : {"/api/embed", "/api/embeddings"})
     router.add("POST", path, api.vectors(prepare_ollama_embed, flat_error, [](Value body) {

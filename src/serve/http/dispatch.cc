@@ -50,8 +50,10 @@ bool split_target(std::string_view target, Request& request) {
   // "http://host/" + "/v1/models/" is a common way to build an address.
   std::string& path = request.path;
   if (path == "*") return true;  // of OPTIONS: the server itself
-  path.erase(0, std::min(path.find_first_not_of('/'), path.size()));
   path.insert(0, 1, '/');
+  path.erase(
+      std::unique(path.begin(), path.end(), [](char a, char b) { return a == '/' && b == '/'; }),
+      path.end());
   if (path.size() > 1 && path.back() == '/') path.pop_back();
   return true;
 }

@@ -109,8 +109,16 @@ Value parse_any_body(const http::Request& request) {
   if (request.body.empty())
     bad_request("", "missing_body", "The request has no body; send a JSON object.");
   Value body;
+  auto parse = [](std::string_view text) {
+    return parse_json(text, "body", {.max_depth = kMaxJsonDepth});
+  };
   try {
-    body = parse_json(request.json(), "body", {.max_depth = kMaxJsonDepth});
+    try {
+      body = parse(request.json());
+    } catch (const Error& e) {
+      if (std::string_view(e.what()).find("surrogate") == std::string_view::npos) throw;
+      body = parse(mend_surrogates(request.json()));
+    }
   } catch (const Error& e) {
     bad_request("", "invalid_json", "We could not parse the JSON body of your request: {}",
                 e.what());
@@ -385,8 +393,8 @@ http::Response Api::metrics(const http::Request& request) const {
   for (const auto& model : loaded)
     models.push_back(
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
-  MetricsOptions options{options_.version, options_.vllm_metrics, start_time_,
-                         log_ ? log_->exporter() : nullptr};
+  MetricsOptions options{options_.version, options_.vllm_metrics, options_.llama_metrics,
+                         start_time_, log_ ? log_->exporter() : nullptr};
   options.open_metrics =
       request.header("accept").find("application/openmetrics-text") != std::string_view::npos;
   http::Response response;
@@ -457,12 +465,14 @@ void Api::add_routes(http::Router& router) {
          {std::pair<const char*, VectorRoute>{
               "/embeddings", base.empty() ? prepare_bare_embeddings : prepare_embeddings},
           {"/rerank", prepare_rerank},
+          {"/reranking", prepare_rerank},
           {"/score", prepare_score},
           {"/classify", prepare_classify}})
       router.add("POST", base + path, vectors(route));
     add_program_routes(router, base);
   }
   router.add("POST", "/embedding", vectors(prepare_llama_embedding));
+  router.add("POST", "/v2/rerank", vectors(prepare_rerank));
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,
                with_json([this, method](ExchangePtr exchange, const Value& body, uint64_t) {

@@ -45,6 +45,7 @@ struct ApiOptions {
   std::string service_name = "tokamak";  // in the spans
   std::string slot_folder;               // files of saved slots (/slots); empty: they are not saved
   bool vllm_metrics = false;             // also export /metrics under vLLM's names
+  bool llama_metrics = false;            // ... under llama.cpp's
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
   std::function<void()> restart;                  // replaces the process; empty: it cannot be
 };
@@ -86,6 +87,7 @@ class Api {
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
   std::string salt_of(const std::string& tenant, const std::string& salt) const;  // operators.cc
+  bool serves(const std::string& name) const;  // a model or an adapter, loaded or not
 
  private:
   static std::string_view key_of(const http::Request& request);  // empty: it has none

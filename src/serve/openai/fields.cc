@@ -1,10 +1,12 @@
 #include "serve/openai/fields.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <set>
+#include <system_error>
 
 #include "base/log.h"
 #include "serve/openai/api_error.h"
@@ -167,6 +169,31 @@ void log_once(Notice kind, std::string_view text) {
     if (texts.size() >= kMaxTexts || !texts.insert(line).second) return;
   }
   log::info("{}", line);
+}
+
+std::string mend_surrogates(std::string_view json) {
+  // The number of an escape \uXXXX at i; 0: there is none.
+  auto code = [&](size_t i) -> unsigned {
+    unsigned value = 0;
+    if (i + 6 > json.size() || json[i] != '\\' || json[i + 1] != 'u') return 0;
+    auto [end, error] = std::from_chars(json.data() + i + 2, json.data() + i + 6, value, 16);
+    return error == std::errc() && end == json.data() + i + 6 ? value : 0;
+  };
+  std::string out;
+  out.reserve(json.size());
+  for (size_t i = 0; i < json.size();) {
+    size_t length = json[i] == '\\' ? 2 : 1;
+    if (const unsigned c = code(i); c >= 0xd800 && c < 0xe000) {
+      const unsigned next = code(i + 6);
+      const bool whole = c < 0xdc00 && next >= 0xdc00 && next < 0xe000;
+      out += whole ? json.substr(i, 12) : "\\ufffd";
+      i += whole ? 12 : 6;
+      continue;
+    }
+    out += json.substr(i, length);
+    i += length;
+  }
+  return out;
 }
 
 void log_unknown_fields(const std::vector<std::string>& names) {

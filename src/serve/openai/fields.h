@@ -48,6 +48,9 @@ int64_t checked_integer(const std::string& param, const Value& value, int64_t lo
 
 // Logs each unknown field once.
 void log_unknown_fields(const std::vector<std::string>& names);
+// JSON text in which escapes of half a character (\ud83d alone) are replaced by \ufffd: clients in
+// JavaScript send them when they cut a text within an emoji.
+std::string mend_surrogates(std::string_view json);
 // `text` in printable ASCII, for logs and headers.
 std::string printable(std::string_view text);
 // Logs the printable text once, and at most 256 texts of a kind: a client can choose texts, but

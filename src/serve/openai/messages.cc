@@ -83,8 +83,8 @@ Value read_message(const Value& value, const std::string& param) {
   const Value* content = fields.find("content");
   if (content != nullptr)
     message.set("content", read_content(*content, param + ".content"));
-  else if (role == "assistant" && (calls != nullptr || fields.find("refusal") != nullptr))
-    message.set("content", "");
+  else if (role == "assistant" && (calls != nullptr || value.size() > 1))
+    message.set("content", "");  // an answer that had none, sent back as it was
   else
     fields.require("content");
   if (calls != nullptr) message.set("tool_calls", read_tool_calls(*calls, param + ".tool_calls"));

@@ -382,6 +382,58 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
   out.sample("", options.start_time);
 }
 
+// llama.cpp's names; it has one model and no labels.
+void write_llama_names(PrometheusText& out, const std::vector<ModelMetrics>& models) {
+  auto sum = [&](auto get) {
+    decltype(get(models[0].stats)) all{};
+    for (const ModelMetrics& m : models) all += get(m.stats);
+    return all;
+  };
+  auto total = [&](int64_t EngineStats::*value) {
+    return sum([value](const EngineStats& s) { return s.*value; });
+  };
+  auto seconds = [&](Histogram EngineStats::*value) {
+    return sum([value](const EngineStats& s) { return (s.*value).sum(); });
+  };
+  auto write = [&](const char* name, Type type, const char* help, auto value) {
+    out.family(fmt::format("llamacpp:{}", name), type, help);
+    out.sample("", value);
+  };
+  auto ratio = [](int64_t n, double t) { return t > 0 ? static_cast<double>(n) / t : 0.0; };
+  if (models.empty()) return;
+  const int64_t prompt = total(&EngineStats::prefill_tokens);
+  const int64_t answer = total(&EngineStats::tokens_emitted);
+  const double prompt_time = seconds(&EngineStats::prefill_seconds);
+  const double answer_time = seconds(&EngineStats::decode_seconds);
+  write("prompt_tokens_total", Type::kCounter, "Prompt tokens computed.", prompt);
+  write("prompt_tokens_cached_total", Type::kCounter, "Prompt tokens found in the cache.",
+        total(&EngineStats::prefix_hits));
+  write("prompt_seconds_total", Type::kCounter, "Time in which prompts were computed.",
+        prompt_time);
+  write("prompt_tokens_seconds", Type::kGauge, "Mean prompt tokens per second.",
+        ratio(prompt, prompt_time));
+  write("tokens_predicted_total", Type::kCounter, "Answer tokens.", answer);
+  write("tokens_predicted_seconds_total", Type::kCounter, "Time in which answers were computed.",
+        answer_time);
+  write("predicted_tokens_seconds", Type::kGauge, "Mean answer tokens per second of an answer.",
+        ratio(answer, answer_time));
+  write("requests_processing", Type::kGauge, "Sequences being computed.",
+        total(&EngineStats::running));
+  write("requests_deferred", Type::kGauge, "Sequences waiting to start.",
+        total(&EngineStats::waiting));
+  const int64_t steps = total(&EngineStats::steps);
+  write("n_decode_total", Type::kCounter, "Steps.", steps);
+  write("n_busy_slots_per_decode", Type::kGauge, "Mean sequences per step.",
+        ratio(static_cast<int64_t>(seconds(&EngineStats::step_sequences)),
+              static_cast<double>(steps)));
+  write("spec_decode_num_drafts_total", Type::kCounter, "Proposals of drafted tokens verified.",
+        total(&EngineStats::drafts));
+  write("spec_decode_num_draft_tokens_total", Type::kCounter, "Drafted tokens verified.",
+        total(&EngineStats::draft_tokens));
+  write("spec_decode_num_accepted_tokens_total", Type::kCounter, "Drafted tokens accepted.",
+        total(&EngineStats::draft_accepted));
+}
+
 }  // namespace
 
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
@@ -394,6 +446,7 @@ std::string metrics_text(const MetricsOptions& options, const std::vector<ModelM
   write_front(out, answers, http);
   write_process(out, options, models);
   if (options.vllm_names) EngineFamilies(out, models, true).write();
+  if (options.llama_names) write_llama_names(out, models);
   return out.take();
 }
 

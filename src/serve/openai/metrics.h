@@ -12,8 +12,9 @@ namespace tokamak::openai {
 
 struct MetricsOptions {
   std::string version;
-  bool vllm_names = false;  // also export the same numbers under vLLM's names
-  int64_t start_time = 0;   // unix seconds
+  bool vllm_names = false;   // also export the same numbers under vLLM's names
+  bool llama_names = false;  // ... under llama.cpp's, for all models together
+  int64_t start_time = 0;    // unix seconds
   const TraceExporter* traces = nullptr;
   bool open_metrics = false;  // the OpenMetrics format
 };

@@ -15,6 +15,13 @@ Value card(const ServedModel& model) {
   value.set("root", model.parent.empty() ? model.name : model.parent);
   value.set("parent", model.parent.empty() ? Value() : Value(model.parent));
   value.set("max_model_len", model.max_model_len);
+  if (model.tokenizer != nullptr && model.client != nullptr)  // as in llama.cpp
+    value.set("meta",
+              Value::Object{{"n_vocab", model.tokenizer->vocab_size()},
+                            {"n_ctx", model.max_model_len},
+                            {"n_embd", model.facts.hidden},
+                            {"n_params", model.facts.parameters},
+                            {"size", static_cast<int64_t>(model.client->memory().weights)}});
   return value;
 }
 
@@ -42,6 +49,12 @@ std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
   }
   throw ApiError(404, fmt::format("The model '{}' does not exist.", name), "model",
                  "model_not_found");
+}
+
+bool Api::serves(const std::string& name) const {
+  if (registry_->has(name)) return true;
+  std::lock_guard lock(adapters_mutex_);
+  return adapters_.contains(name);
 }
 
 std::shared_ptr<const ServedModel> Api::loaded_model(const std::string& name) const {

@@ -341,14 +341,17 @@ VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedMode
   Fields fields(body);
   VectorRequest out = begin(fields, std::move(model));
   const std::string& query = fields.require_string("query");
-  Pairs pairs{{query}, read_texts(fields, "documents", true), "query", "documents"};
+  const bool plain = body.has("texts") && !body.has("documents");  // text-embeddings-inference's
+  const char* list = plain ? "texts" : "documents";
+  Pairs pairs{{query}, read_texts(fields, list, !plain), "query", list};
   int64_t count = std::ssize(pairs.second);
   int64_t top = fields.integer("top_n", 0, INT32_MAX).value_or(0);
-  bool with_text = fields.boolean("return_documents").value_or(true);
-  out.param = "documents";
+  bool with_text = plain ? fields.boolean("return_text").value_or(false)
+                         : fields.boolean("return_documents").value_or(true);
+  out.param = list;
   add_pairs(pairs, read_truncation(fields, *out.model), out);
   log_unknown_fields(fields.unknown());
-  out.answer = [name = out.model->name, tokens = out.tokens(), with_text,
+  out.answer = [name = out.model->name, tokens = out.tokens(), with_text, plain,
                 keep = top > 0 ? std::min(top, count) : count,
                 cross = out.model->embedding.classifies(),
                 documents = std::move(pairs.second)](std::vector<std::vector<float>> vectors) {
@@ -361,10 +364,12 @@ VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedMode
     for (int64_t i = 0; i < keep; ++i) {
       size_t at = order[static_cast<size_t>(i)];
       Value entry = Value::Object{{"index", static_cast<int64_t>(at)}};
-      if (with_text) entry.set("document", Value::Object{{"text", documents[at]}});
-      entry.set("relevance_score", scores[at]);
+      if (with_text && plain) entry.set("text", documents[at]);
+      if (with_text && !plain) entry.set("document", Value::Object{{"text", documents[at]}});
+      entry.set(plain ? "score" : "relevance_score", scores[at]);
       results.push(std::move(entry));
     }
+    if (plain) return dump_json(results);
     return dump_json(Value::Object{{"id", new_id("rerank-")},
                                    {"model", name},
                                    {"usage", usage_of(tokens)},
