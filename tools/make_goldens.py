@@ -39,6 +39,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import numpy_models  # noqa: E402
 import tiny_gguf  # noqa: E402
 import tiny_models  # noqa: E402
 import tiny_families  # noqa: E402
@@ -123,6 +124,8 @@ def load(folder, **kwargs):
 
 
 def logits_of(model, ids):
+    if isinstance(model, numpy_models.Decoder):
+        return model(ids)
     with torch.no_grad():
         return model(torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
 
@@ -220,7 +223,7 @@ def family_golden(name, models, out):
     if name in tiny_families.REFERENCE:
         config = {k: v for k, v in {**config, **tiny_families.REFERENCE[name]}.items() if v is not None}
         tiny_models.write_folder(models / name, config, t.reference)
-    model = load(models / name)
+    model = numpy_models.Decoder(config, t.hf) if name in numpy_models.NAMES else load(models / name)
     golden = golden_of(name, model, name not in tiny_families.NOT_AS_GGUF, t.hf, [24, 17], [0, 5, 9, 12])
     tiny_models.write_golden(out / f"{name}.json", golden)
     print(f"{name}: greedy margin {min(s['greedy_margin'] for s in golden['sequences'])}")

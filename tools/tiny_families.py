@@ -7,6 +7,7 @@ a GGUF file, with the change that llama.cpp's converter makes. tiny_models.py wr
 import gguf
 import numpy as np
 
+import tiny_bitnet
 import tiny_falcon_h1
 import tiny_gemma4
 import tiny_gguf
@@ -116,14 +117,14 @@ MODELS["llama4"] = {**LLAMA4, "attention_chunk_size": 8, "floor_scale": 5, "attn
 MODELS["llama4_long"] = {**LLAMA4, "interleave_moe_layer_step": 1}  # with the chunk of published models, which llama.cpp assumes
 MODELS["gemma3n"] = config("Gemma3nForCausalLM", model_type="gemma3n_text", hidden_act=DROP, **tiny_variants.GEMMA3N)
 MODELS.update(tiny_others.models(config, DROP, EXPERTS))
-MODELS.update(tiny_more.models(config, DROP) | tiny_mixed.models(config, DROP) | tiny_positions.models(config, DROP) | tiny_gemma4.models(config, DROP) | tiny_falcon_h1.models(config))
+MODELS.update(tiny_more.models(config, DROP) | tiny_mixed.models(config, DROP) | tiny_positions.models(config, DROP) | tiny_gemma4.models(config, DROP) | tiny_falcon_h1.models(config) | tiny_bitnet.models(config, DROP))
 BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
 GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
              "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, **tiny_others.REFERENCE,
-             **tiny_more.REFERENCE, **tiny_mixed.REFERENCE}
-NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"} | tiny_others.NOT_AS_GGUF | tiny_more.NOT_AS_GGUF | tiny_mixed.NOT_AS_GGUF | tiny_positions.NOT_AS_GGUF
+             **tiny_more.REFERENCE, **tiny_mixed.REFERENCE, **tiny_positions.REFERENCE}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"} | tiny_others.NOT_AS_GGUF | tiny_more.NOT_AS_GGUF | tiny_mixed.NOT_AS_GGUF | tiny_positions.NOT_AS_GGUF | tiny_bitnet.NOT_AS_GGUF
 # Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
@@ -396,8 +397,7 @@ def tensors_of(name):
     t = Tensors(name, MODELS[name])
     own = {"exaone": lambda t, c: tiny_more.exaone(t, c, decoder), "internlm2": internlm2, "mamba2": mamba2, **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), qwen3next),
            "gemma3n_text": tiny_variants.gemma3n, "gemma4_text": tiny_gemma4.tensors, "falcon_h1": tiny_falcon_h1.tensors, "gpt_neox": tiny_others.gpt_neox, **tiny_more.OWN, **tiny_mixed.OWN, **tiny_positions.OWN, **({"falcon": tiny_positions.bloom} if name == "falcon_rw" else {})}
-    if name == "command_r_plus":
-        own["cohere"] = tiny_more.llama_like
+    own.update({"cohere": tiny_more.llama_like} if name == "command_r_plus" else dict.fromkeys(("bitnet", "llama"), tiny_bitnet.tensors) if name.startswith("bitnet") else {})
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     t.reference = dict(t.hf) if name in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe") else t.reference
     if name in ("qwen35moe", "qwen3_vl_moe"):
@@ -483,7 +483,7 @@ def write_gguf(path, t, vocabulary):
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
     own = {"gemma4_text": lambda: tiny_gemma4.fields(c, tensors), "falcon_h1": lambda: tiny_falcon_h1.fields(c),
-           **dict.fromkeys(tiny_more.OWN, lambda: tiny_more.own_fields(t)),
+           "bitnet": lambda: tiny_bitnet.fields(c), **dict.fromkeys(tiny_more.OWN, lambda: tiny_more.own_fields(t)),
            **dict.fromkeys(tiny_mixed.OWN, lambda: tiny_mixed.own_fields(t)), **dict.fromkeys(tiny_positions.OWN, lambda: tiny_positions.own_fields(t))}
     fields = own.get(c["model_type"], lambda: {
         **gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)})()

@@ -63,6 +63,18 @@ struct RecipeScalars {
     }
     change_values<S>(step, data, factors, scalar<S>);
   }
+  void unit_rows() {
+    if constexpr (std::is_floating_point_v<S>)
+      make_unit_rows<S>(data, dims.back());
+    else
+      bad("unit_rows takes roots, which this interpreter does not have");
+  }
+  void ternary() {
+    if constexpr (std::is_floating_point_v<S>)
+      make_ternary<S>(data);
+    else
+      bad("ternary rounds, which this interpreter cannot");
+  }
   void reshape(const RecipeStep&) {}
   void cast(DType dtype) {
     if constexpr (std::is_same_v<S, float>)

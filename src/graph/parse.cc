@@ -153,7 +153,9 @@ class ModuleParser {
       in_.error_at(at, fmt::format("there is no recipe step {}", quote_text(name)));
     }
     s.kind = static_cast<Kind>(kind);
-    if (s.kind == Kind::kTranspose || s.kind == Kind::kConcatRows) return s;
+    if (s.kind == Kind::kTranspose || s.kind == Kind::kConcatRows || s.kind == Kind::kUnitRows ||
+        s.kind == Kind::kTernary)
+      return s;
     in_.open('(');
     if (s.kind == Kind::kSliceRows || s.kind == Kind::kPermuteRows || s.kind == Kind::kSortGroups)
       s.a = in_.integer();

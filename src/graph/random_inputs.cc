@@ -402,7 +402,8 @@ class InputMaker {
         if (source_dims_.emplace(step->tensor, std::vector<int64_t>{dims.back()}).second)
           source_types_[step->tensor] = DType::kF32;
       if (step->kind == Kind::kAddScalar || step->kind == Kind::kScale ||
-          step->kind == Kind::kCast || step->kind == Kind::kScaleColumns)
+          step->kind == Kind::kCast || step->kind == Kind::kScaleColumns ||
+          step->kind == Kind::kUnitRows || step->kind == Kind::kTernary)
         dtype = DType::kF32;
     }
     std::vector<std::string> sources = w.recipe.sources;

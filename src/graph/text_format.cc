@@ -132,6 +132,8 @@ std::string recipe_text(const Recipe& recipe) {
         out += fmt::format("({})", s.a);
         break;
       case Kind::kTranspose:
+      case Kind::kUnitRows:
+      case Kind::kTernary:
       case Kind::kConcatRows:
         break;
     }

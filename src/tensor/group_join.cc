@@ -167,6 +167,12 @@ class Rows {
           int64_t at = n * k + i;
           out[i] = byte_at(codes_, at / 2) >> (at % 2 == 0 ? 4 : 0) & 15;
         }
+        break;
+      case GroupPacking::kTernary: {
+        const int64_t rows = s_.n / 4, row = n % rows * k;
+        const int shift = static_cast<int>(n / rows) * 2;
+        for (int64_t i = 0; i < k; ++i) out[i] = byte_at(codes_, row + i) >> shift & 3;
+      }
     }
   }
 
@@ -183,6 +189,10 @@ class Rows {
         float v = float_at(scales_, n / s_.scale_rows * s_.groups() + group);
         return value_ != 0 ? v * value_ : v;
       }
+      case GroupPacking::kTernary: {
+        float v = float_at(scales_, 0);
+        return value_ != 0 ? 1 / v : v;
+      }
       case GroupPacking::kNf4:
         break;
     }
@@ -195,6 +205,7 @@ class Rows {
     const int bits = s_.format.bits;
     int64_t group = column / s_.scale_columns;
     int middle = s_.packing == GroupPacking::kPlain || bits == 8 ? 0 : 1 << (bits - 1);
+    if (s_.packing == GroupPacking::kTernary) return 1;
     if (!zeros_) return middle;
     int stored = 0;
     if (s_.packing == GroupPacking::kGptq)
@@ -262,6 +273,13 @@ void check_group_parts(const std::string& where, const RecipeStep& step,
       if (zeros) need_count(where, *zeros, {DType::kI8}, divide_up(s.n, s.scale_rows) * g);
       break;
     }
+    case GroupPacking::kTernary:
+      if (s.n % 4 != 0 || s.format.bits != 2 || zeros)
+        fail(ErrorCode::kCorrupt, "{}: {} rows of {} bits are not packed by BitNet", where, s.n,
+             s.format.bits);
+      need(where, parts[0], {DType::kU8}, {s.n / 4, s.k});
+      need_count(where, parts[1], kScaleTypes, 1);
+      break;
     case GroupPacking::kNf4: {
       need_count(where, parts[0], {DType::kU8}, s.n * s.k / 2);
       int64_t scales = divide_up(s.n * s.k, s.scale_columns);

@@ -22,8 +22,11 @@ enum class GroupPacking : int64_t {
   kPlain,  // codes i8 or f8e4m3 [n, k]; scales and zeros (i8) one per dims[2] rows and dims[3]
            // columns; scales are multiplied by RecipeStep::value if it is not 0
   kNf4,    // bitsandbytes: codes u8, two in a byte, high nibble first, scales one per dims[3] codes
+  kTernary,  // BitNet: u8 [n / 4, k], row r in bits 2 (r / (n / 4)) of row r % (n / 4), the codes
+             // 0, 1, 2 for -1, 0, 1; one scale, by which the codes are divided if RecipeStep::value
+             // is not 0
 };
-constexpr int64_t kGroupPackings = 5;
+constexpr int64_t kGroupPackings = 6;
 
 // Flags of RecipeStep::b: what a matrix has besides codes and scales, in this order of sources.
 constexpr int64_t kGroupZeros = 1;   // zero points

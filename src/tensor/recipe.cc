@@ -31,6 +31,10 @@ const char* recipe_step_name(RecipeStep::Kind kind) {
       return "join_groups";
     case Kind::kSortGroups:
       return "sort_groups";
+    case Kind::kUnitRows:
+      return "unit_rows";
+    case Kind::kTernary:
+      return "ternary";
   }
   return "?";
 }
@@ -73,6 +77,8 @@ std::string recipe_to_text(const Recipe& recipe) {
         break;
       case Kind::kTranspose:
       case Kind::kConcatRows:
+      case Kind::kUnitRows:
+      case Kind::kTernary:
         break;
     }
   }

@@ -28,8 +28,10 @@ struct RecipeStep {
                     // columns, rows and columns of a scale}
     kSortGroups,    // i32 [columns], the group of each -> the columns sorted by group, for matrices
                     // whose groups are not of neighbours (GPTQ with desc_act); a = groups
+    kUnitRows,      // each row divided by its length, at least 1e-12, in f32 (Baichuan 2's head)
+    kTernary,  // -s, 0 or s in f32, s being the mean magnitude: BitNet's weights before packing
   };
-  static constexpr Kind kLastKind = Kind::kSortGroups;
+  static constexpr Kind kLastKind = Kind::kTernary;
   Kind kind;
   int64_t a = 0, b = 0;
   double value = 0;

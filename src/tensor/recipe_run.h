@@ -2,6 +2,8 @@
 // The steps of weight recipes, for any form of the values: the bytes of a model file
 // (backend/common/weights.h) and the scalars of an interpreter (graph/evaluate.h). The order of
 // steps, their effect on extents and which elements go where are written here only.
+#include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,11 +65,35 @@ void change_values(const RecipeStep& step, std::span<S> values, std::span<const 
       values[i] = values[i] * (factors[i % factors.size()] + value);
 }
 
+// Divides each row by its length, of numbers that have roots.
+template <class S>
+void make_unit_rows(std::span<S> values, int64_t width) {
+  constexpr double kShortest = 1e-12;
+  for (size_t row = 0, n = static_cast<size_t>(width); row < values.size(); row += n) {
+    double sum = 0;
+    for (S x : values.subspan(row, n)) sum += static_cast<double>(x) * static_cast<double>(x);
+    const S length = static_cast<S>(std::max(std::sqrt(sum), kShortest));
+    for (S& x : values.subspan(row, n)) x = x / length;
+  }
+}
+
+// Rounds to multiples of the mean magnitude, at most one.
+template <class S>
+void make_ternary(std::span<S> values) {
+  constexpr double kLeast = 1e-5;
+  double sum = 0;
+  for (S x : values) sum += std::fabs(static_cast<double>(x));
+  const S inverse =
+      S(1) / static_cast<S>(std::max(sum / static_cast<double>(values.size()), kLeast));
+  for (S& x : values) x = std::clamp(std::nearbyint(x * inverse), S(-1), S(1)) / inverse;
+}
+
 // Runs a recipe. Tensor: `name` (of the weight), `dims`, and
 //   take(source)       a source as it is
 //   concat(sources)    rows of all sources
 //   move(step, move)   by each_move(); `dims` are still those before it
 //   change(step)       by change_values()
+//   unit_rows(), ternary()
 //   reshape(step)      the same elements; `dims` are still those before it
 //   cast(dtype), join_mxfp4(step), sort_groups(step)
 //   join_groups(sources, step)
@@ -106,6 +132,14 @@ void run_recipe(const Recipe& recipe, Tensor& t) {
       case Kind::kScale:
       case Kind::kScaleColumns:
         t.change(step);
+        break;
+      case Kind::kUnitRows:
+        if (t.dims.empty() || t.dims.back() == 0)
+          fail(ErrorCode::kCorrupt, "weight {}: unit_rows of no rows", t.name);
+        t.unit_rows();
+        break;
+      case Kind::kTernary:
+        t.ternary();
         break;
       case Kind::kCast:
         t.cast(step.dtype);

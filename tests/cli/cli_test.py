@@ -205,7 +205,7 @@ class Run(unittest.TestCase):
                 path.write_bytes(start + bytes(100))
                 done = run("inspect", path)
                 self.assertEqual((done.returncode, message in done.stderr, done.stderr.count("\n")), (1, True, 1), done.stderr)
-            for name, needs in (("rwkv7", "recurrent layers"), ("qwen3-moe", "did you mean qwen3_moe"), ("baichuan", "a table of tensor names"), ("bitnet", "norms inside"), ("t5", "cross-attention"), ("new", "supported: llama")):
+            for name, needs in (("rwkv7", "recurrent layers"), ("qwen3-moe", "did you mean qwen3_moe"), ("gpt_refact", "a table of tensor names"), ("mistral4", "latent attention"), ("t5", "cross-attention"), ("new", "supported: llama")):
                 writer = gguf.GGUFWriter(path, name)
                 writer.write_header_to_file()
                 writer.write_kv_data_to_file()

@@ -59,6 +59,8 @@ struct RecipeBytes {
   void move(const RecipeStep& step, const RecipeMove& to);
   void transpose_groups(const GroupFormat& format);
   void change(const RecipeStep& step);
+  void unit_rows();
+  void ternary();
   void reshape(const RecipeStep& step) const;
   void cast(DType to);
   void join_mxfp4(const RecipeStep& step);
@@ -159,6 +161,18 @@ void RecipeBytes::change(const RecipeStep& step) {
                 fmt::join(dims, ", "));
   }
   change_values<float>(step, values, factors, [](double x) { return static_cast<float>(x); });
+  set_floats(DType::kF32, values);
+}
+
+void RecipeBytes::unit_rows() {
+  std::vector<float> values = floats();
+  make_unit_rows<float>(values, dims.back());
+  set_floats(DType::kF32, values);
+}
+
+void RecipeBytes::ternary() {
+  std::vector<float> values = floats();
+  make_ternary<float>(values);
   set_floats(DType::kF32, values);
 }
 

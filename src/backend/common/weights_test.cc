@@ -167,6 +167,11 @@ TEST(Weights, Steps) {
   RecipeStep half = step(Kind::kCast);
   half.dtype = DType::kF16;
   EXPECT_EQ(floats(load_weight(entry(DType::kF16, {2, 3}, {"n"}, {half}), table)), iota(6));
+  table.add_f32("rows", {3, 2}, std::vector<float>{3, 4, 0, 0, -5, 12});
+  EXPECT_EQ(one({3, 2}, {"rows"}, {step(Kind::kUnitRows)}),
+            (std::vector<float>{0.6F, 0.8F, 0, 0, -5 / 13.0F, 12 / 13.0F}));
+  EXPECT_EQ(one({3, 2}, {"rows"}, {step(Kind::kTernary)}),  // the mean is 4
+            (std::vector<float>{4, 4, 0, 0, -4, 4}));
 }
 
 TEST(Weights, Constants) {

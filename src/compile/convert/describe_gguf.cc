@@ -239,7 +239,7 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     keys.number("logit_scale", c.logit_scale);
   }
-  if (c.architecture == "mpt")
+  if (!c.alibi.empty() && c.architecture != "bloom")
     keys.number("attention.max_alibi_bias",
                 -std::log2(c.alibi[0]) * std::bit_floor(static_cast<uint64_t>(c.heads)));
   if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
@@ -398,7 +398,7 @@ bool same_norms(const ModelConfig& a, const ModelConfig& b) {
          a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk && a.pre_norms == b.pre_norms &&
          a.post_norms == b.post_norms && a.head_qk_norm == b.head_qk_norm &&
          a.late_qk_norm == b.late_qk_norm && a.unit_norms == b.unit_norms &&
-         a.embedding_norm == b.embedding_norm;
+         a.embedding_norm == b.embedding_norm && a.sub_norms == b.sub_norms;
 }
 
 }  // namespace
@@ -418,8 +418,8 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
                         a.head_dim == b.head_dim && a.context == b.context},
       {"the norms",
        near(a.norm_eps, b.norm_eps) && near(a.clip_qkv, b.clip_qkv) && same_norms(a, b)},
-      {"the activation",
-       a.activation == b.activation && a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
+      {"the activation", a.activation == b.activation && a.round_inputs == b.round_inputs &&
+                             a.gated_mlp == b.gated_mlp && same_xielu(a.xielu, b.xielu)},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
       {"tied embeddings", a.tied_embeddings == b.tied_embeddings},

@@ -248,11 +248,15 @@ HeadOrder head_order(const ModelConfig& c, const WeightSlot& slot) {
   return order;
 }
 
+// Jais: GGUF has the factors of embeddings and logits in its tables.
+bool scales_tables(const ModelConfig& c) { return c.architecture == "jais"; }
+
 // What GGUF has in its weights: the factors of a product's input and of its result, which a bias is
 // part of.
 double block_factor(const ModelConfig& c, const WeightSlot& slot) {
   const bool bias = slot.suffix == "bias";
-  if (!c.recurrent.beside || (slot.suffix != "weight" && !bias)) return 1;
+  const bool scaled = c.recurrent.beside || scales_tables(c);
+  if (!scaled || (slot.suffix != "weight" && !bias)) return 1;
   const BlockScales& s = c.block_scales;
   struct Factors {
     std::string_view stem;
@@ -331,7 +335,8 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
     }
     layout.add(place.tensor, dims,
                {slot.name(), 0, place.steps, decays, head_order(c, slot), block_factor(c, slot)});
-    if (r.beside && c.tied_embeddings && slot.stem == "token_embd")  // they differ in their factors
+    const bool apart = r.beside || scales_tables(c);  // the tables differ in their factors
+    if (apart && c.tied_embeddings && slot.stem == "token_embd")
       layout.add("output.weight", dims, {slot.name(), 0, {}, Decays::kSame, {}, c.logit_scale});
   }
   return layout.take();
@@ -348,6 +353,10 @@ ModelConfig gguf_form(const ModelConfig& c) {
     out.embedding_scale = out.logit_scale = 1;
     out.tied_embeddings = false;
     if (r.norm_groups == 0) r.gated_norm = true;
+  }
+  if (scales_tables(c)) {
+    out.embedding_scale = out.logit_scale = 1;
+    out.tied_embeddings = false;
   }
   return out;
 }

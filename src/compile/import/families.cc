@@ -136,6 +136,8 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
     case Kind::kAddScalar:
     case Kind::kScale:
     case Kind::kScaleColumns:
+    case Kind::kUnitRows:
+    case Kind::kTernary:
       dtype = DType::kF32;
       break;
     case Kind::kCast:
@@ -305,6 +307,7 @@ class SlotList {
         if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : head);
       }
     }
+    if (c_.sub_norms) norm("attn_sub_norm", q);
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
@@ -394,6 +397,7 @@ class SlotList {
     int64_t ffn = c_.ffn_at(layer_);
     if (c_.gated_mlp) matrix("ffn_gate", ffn, c_.hidden, c_.mlp_bias);
     matrix("ffn_up", ffn, c_.hidden, c_.mlp_bias);
+    if (c_.sub_norms) norm("ffn_sub_norm", ffn);
     matrix("ffn_down", c_.hidden, ffn, c_.mlp_bias);
   }
   void experts() {

@@ -28,10 +28,10 @@ constexpr Missing kMissing[] = {
      "linear attention of another kind"},
     {"arctic grok grok-1", "a table of tensor names for its experts"},
     {"deepseek_v32 glm_moe_dsa deepseek_v4 minimax_m3_vl_text", "sparse attention with an index"},
-    {"baichuan jais refact", "a table of tensor names (its positions, ALiBi, are supported)"},
+    {"refact gpt_refact", "a table of tensor names (its positions, ALiBi, are supported)"},
     {"persimmon", "norms of q and k with biases"},
     {"mistral4 longcat_flash", "latent attention of another kind"},
-    {"bitnet", "norms inside attention and MLP, and activations in int8"},
+    {"bitnet-b1.58", "the tensor type i2_s; the folder with safetensors is supported"},
     {"t5 mt5 bart whisper t5encoder", "an encoder with cross-attention"},
     {"llava idefics3 mllama pixtral", "an image encoder"},
 };
@@ -164,6 +164,7 @@ void apply_family(const Family& family, ModelConfig& config) {
     config.attention_sinks = config.experts.bias = true;
     config.experts.clamp = 7.0;
   }
+  if (family.architecture == "bitnet") config.sub_norms = config.round_inputs = true;
   if (family.architecture == "afmoe") config.attention_gate = true;
   if (family.architecture == "llama4") config.chunked = config.experts.scale_inputs = true;
   bool scaled = family.gemma || family.architecture == "gemma3n" || family.architecture == "gemma4";

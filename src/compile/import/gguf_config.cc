@@ -90,7 +90,11 @@ void read_rope(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   }
 }
 
-void read_alibi(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
+void read_alibi(const GgufFile& file, const GgufKeys& keys, const Family& family, ModelConfig& c) {
+  constexpr int64_t kBaichuan13B = 40;  // layers; the files of llama.cpp's converter do not tell
+  const bool baichuan = c.architecture == "baichuan" &&
+                        (c.layers == kBaichuan13B || keys.has("attention.max_alibi_bias"));
+  if (!family.alibi && !baichuan) return;
   double most = keys.number("attention.max_alibi_bias", 8);
   if (!(most > 0 && most <= 1024))
     fail(ErrorCode::kCorrupt, "{}: {} is {}, expected a positive number", file.name(),
@@ -130,6 +134,8 @@ void read_variants(const GgufKeys& keys, ModelConfig& c) {
   } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
     c.logit_scale = keys.number("logit_scale", 0.0625);
   }
+  if (c.architecture == "jais")  // its matrices include their factors
+    c.attention_scale = 1.0 / static_cast<double>(c.head_dim);
   if (c.architecture == "afmoe") c.embedding_scale = std::sqrt(static_cast<double>(c.hidden));
   if (c.architecture.starts_with("nemotron_h") || c.architecture == "jamba" ||
       (c.architecture == "granitehybrid" && !keys.boolean("rope.scaling.finetuned", true)))
@@ -344,6 +350,8 @@ void read_xielu(const GgufFile& file, ModelConfig& c) {
 // Parts that some models of a family have: their tensors tell.
 void read_parts(const GgufFile& file, const GgufKeys& keys, ModelConfig& c) {
   c.tied_embeddings = file.find("output.weight") == nullptr;
+  if (c.tied_embeddings && c.architecture == "jais")  // the two differ in their factors
+    fail(ErrorCode::kCorrupt, "{}: tensor output.weight is missing", file.name());
   c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
   c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
   c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
@@ -422,7 +430,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (c.norm == NormKind::kLayer && !keys.has(layer)) layer = rms;  // Phi-3.5-MoE
   c.norm_eps = keys.number(c.norm == NormKind::kRms ? rms : layer, c.norm_eps);
   if (family.rotary) read_rope(file, keys, c);
-  if (family.alibi) read_alibi(file, keys, c);
+  read_alibi(file, keys, family, c);
   if (family.gguf_interleaved && c.rope.dims != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: {} with {} of {} dimensions rotated is not supported",
          file.name(), architecture, c.rope.dims, c.head_dim);

@@ -155,7 +155,8 @@ WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightS
   if (!latent.stem.empty() && (slot.dims.size() == 2 || !split)) {
     stored.stem = latent.stem;
     steps = std::move(latent.steps);
-  } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2") ||
+  } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2" &&
+              family.architecture != "baichuan") ||
              (mlp_part && family.fused_mlp)) {
     FusedRows rows = fused_rows(c, slot.stem);
     steps.push_back(slice_rows(rows.begin, rows.end));

@@ -216,6 +216,8 @@ void read_shared_heads(const Fields& f, ModelConfig& c) {
   } else if (c.architecture == "minicpm") {  // MiniCPM 4 attends to all tokens of short texts only
     if (const Value* sparse = f.find({"sparse_config"}); sparse && sparse->is_object())
       c.context = std::min(c.context, Fields(*sparse, f.where()).integer({"dense_len"}, 8192));
+  } else if (c.architecture == "baichuan") {
+    c.context = f.integer({"model_max_length", "max_position_embeddings"}, c.context);
   } else if (c.architecture == "qwen") {  // beyond it, positions and scores are scaled
     c.context = f.integer({"seq_length"}, c.context);
   }
@@ -306,11 +308,13 @@ void read_opt(const Fields& f, const ModelConfig& c) {
 // GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
 // mean the tanh form.
 void read_activation(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "jais") return;  // read_jais() does it
   const Value* act =
       !c.architecture.starts_with("gemma")
           ? f.find({"hidden_act", "activation_function", "activation", "mlp_hidden_act"})
           : f.find({"hidden_activation"});
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
+  if (!act && c.architecture == "bitnet") c.activation = Activation::kRelu2;  // GGUF: SiLU
 }
 
 constexpr size_t kCompared = 1 << 20;  // bytes that tell two tensors apart
@@ -382,6 +386,14 @@ void read_parts(const Fields& f, const Family& family, const WeightSource& weigh
                             family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
 }
 
+// BitNet. transformers rounds nothing where config.json does not ask for it.
+void read_rounding(const QuantizedWeights& quantized, std::string_view where, ModelConfig& c) {
+  c.round_inputs = quantized.rounds_inputs();
+  const bool plain = c.experts.count == 0 && c.recurrent.heads == 0 && c.latent.rank == 0;
+  if (c.round_inputs && (!plain || find_family(c.architecture)->experts))
+    fail(ErrorCode::kUnsupported, "{}: BitNet is supported for plain decoders only", where);
+}
+
 }  // namespace
 
 ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights,
@@ -404,6 +416,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   if (family.gated_delta) read_gated_delta(f, c);
   if (family.hybrid) read_hybrid(f, c);
   apply_family(family, c);
+  read_rounding(quantized, where, c);
   c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon",
                          "norm_eps", "layernorm_epsilon"},
                         usual_of(c).eps);

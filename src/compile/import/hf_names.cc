@@ -192,6 +192,16 @@ constexpr HfName kMptNames[] = {
     {"ffn_up", "ffn.up_proj"}, {"ffn_down", "ffn.down_proj"},    {"token_embd", "wte"},
     {"output_norm", "norm_f"},
 };
+constexpr HfName kBaichuanNames[] = {
+    {"attn_q", "self_attn.W_pack"}, {"attn_k", "self_attn.W_pack"}, {"attn_v", "self_attn.W_pack"}};
+constexpr HfName kBitNetNames[] = {{"attn_sub_norm", "self_attn.attn_sub_norm"},
+                                   {"ffn_sub_norm", "mlp.ffn_sub_norm"}};
+constexpr HfName kJaisNames[] = {
+    {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
+    {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
+    {"ffn_gate", "mlp.c_fc2"}, {"ffn_up", "mlp.c_fc"},         {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},     {"output_norm", "ln_f"},
+};
 constexpr HfName kNanoChatNames[] = {{"ffn_up", "mlp.fc1"}, {"ffn_down", "mlp.fc2"}};
 constexpr HfName kGptNeoNames[] = {
     {"attn_norm", "ln_1"},
@@ -229,31 +239,20 @@ constexpr HfName kChatGlmNames[] = {
 };
 
 constexpr OwnNames kOwnNames[] = {
-    {"gpt2", kGpt2Names},
-    {"opt", kOptNames},
-    {"phi2", kPhi2Names},
-    {"starcoder2", kStarCoder2Names},
-    {"glm4", kGlm4Names},
-    {"internlm2", kInternLm2Names},
-    {"exaone", kExaoneNames},
-    {"gemma3n", kGemma3nNames},
-    {"gemma4", kGemma4Names},
-    {"gptneox", kGptNeoXNames},
-    {"apertus", kApertusNames},
-    {"hunyuan-dense", kHunyuanNames},
-    {"hunyuan-moe", kHunyuanNames},
-    {"falcon", kFalconNames},
-    {"gptj", kGptJNames},
-    {"codegen", kCodeGenNames},
-    {"bloom", kFalconNames},
-    {"mpt", kMptNames},
-    {"nanochat", kNanoChatNames},
-    {"starcoder", kGpt2Names},
-    {"qwen", kQwenNames},
-    {"chatglm", kChatGlmNames},
-    {"stablelm", kStableLmNames},
-    {"gptneo", kGptNeoNames},
-    {"hyperclovax", kHyperClovaNames},
+    {"gpt2", kGpt2Names},           {"opt", kOptNames},
+    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
+    {"exaone", kExaoneNames},       {"gemma3n", kGemma3nNames},
+    {"gemma4", kGemma4Names},       {"gptneox", kGptNeoXNames},
+    {"apertus", kApertusNames},     {"hunyuan-dense", kHunyuanNames},
+    {"hunyuan-moe", kHunyuanNames}, {"falcon", kFalconNames},
+    {"gptj", kGptJNames},           {"codegen", kCodeGenNames},
+    {"bloom", kFalconNames},        {"mpt", kMptNames},
+    {"nanochat", kNanoChatNames},   {"baichuan", kBaichuanNames},
+    {"jais", kJaisNames},           {"bitnet", kBitNetNames},
+    {"starcoder", kGpt2Names},      {"qwen", kQwenNames},
+    {"chatglm", kChatGlmNames},     {"stablelm", kStableLmNames},
+    {"gptneo", kGptNeoNames},       {"hyperclovax", kHyperClovaNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {

@@ -78,15 +78,35 @@ void read_scales(const Fields& f, ModelConfig& c) {
   }
 }
 
+// Factors for models of any width; early files have other names for them.
+void read_jais(const Fields& f, ModelConfig& c) {
+  if (f.text({"position_embedding_type"}, "learned") != "alibi" || f.find({"alibi_scaling"}) ||
+      f.text({"activation_function"}, "gelu_new") != "swiglu" ||
+      f.boolean("scale_attn_by_inverse_layer_idx", false) || !f.boolean("scale_attn_weights", true))
+    fail(ErrorCode::kUnsupported,
+         "{}: Jais with learned positions, scaled slopes, another activation than swiglu or other "
+         "scales of scores is not supported",
+         f.where());
+  c.embedding_scale = f.number({"mup_embeddings_scale", "embeddings_scale"}, 1);
+  c.logit_scale = f.find({"width_scale"})
+                      ? f.number({"width_scale"}, 1)
+                      : f.number({"mup_output_alpha"}, 1) * f.number({"mup_width_scale"}, 1);
+  const char* whole = f.find({"scale_qk_dot_by_d"}) ? "scale_qk_dot_by_d" : "mup_scale_qk_dot_by_d";
+  if (f.boolean(whole, false)) c.attention_scale = 1.0 / static_cast<double>(c.head_dim);
+}
+
 // Falcon multiplies the slopes by the scale of scores and rounds them.
 void read_alibi(const Fields& f, const Family& family, ModelConfig& c) {
   const bool falcon = c.architecture == "falcon" && f.boolean("alibi", false);
-  if (!family.alibi && !falcon) return;
+  // Baichuan 13B, whose config.json does not limit the positions.
+  const bool baichuan = c.architecture == "baichuan" && !f.find({"max_position_embeddings"});
+  if (!family.alibi && !falcon && !baichuan) return;
   double most = f.number({"alibi_bias_max"}, 8);
   if (!(most > 0 && most <= 1024)) f.wrong("alibi_bias_max", "a positive number, at most 1024");
   c.alibi = alibi_slopes(c.heads, most);
   c.layer_rotates.assign(static_cast<size_t>(c.layers), false);
   if (c.architecture == "mpt") c.attention_scale = f.number({"attention_multiplier"}, 0);
+  if (c.architecture == "jais") read_jais(f, c);
   if (c.architecture == "bloom" && f.boolean("apply_residual_connection_post_layernorm", false))
     fail(ErrorCode::kUnsupported, "{}: BLOOM with sums after norms is not supported", f.where());
   for (double& slope : c.alibi)

@@ -7,8 +7,8 @@ namespace tokamak {
 namespace {
 
 std::string_view layers_name(const Family& family) {
-  for (const char* name :
-       {"gpt2", "gptneo", "exaone", "falcon", "gptj", "codegen", "bloom", "starcoder", "qwen"})
+  for (const char* name : {"gpt2", "gptneo", "exaone", "falcon", "gptj", "codegen", "bloom",
+                           "starcoder", "qwen", "jais"})
     if (family.architecture == name) return "h";
   if (family.architecture == "dbrx" || family.architecture == "mpt") return "blocks";
   return "layers";
@@ -149,6 +149,17 @@ std::vector<RecipeStep> separate_steps(const ModelConfig& config, const WeightSl
   return whole ? std::vector<RecipeStep>{} : recurrent_part(config, slot).steps;
 }
 
+// A step that computes in f32, whose results are rounded to the type of the file.
+void add_rounding(const WeightSource& weights, const std::string& source, RecipeStep step,
+                  std::vector<RecipeStep>& steps, size_t at) {
+  const TensorView* from = weights.find(source);
+  if (!from) return;  // add_weight reports the error; a folder to be written is rounded already
+  if (!is_block_type(from->dtype))
+    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at),
+                 {.kind = RecipeStep::Kind::kCast, .dtype = from->dtype, .dims = {}});
+  steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), std::move(step));
+}
+
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
@@ -190,6 +201,10 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
     steps.push_back(slice_rows(first, first + rows));
   }
   if (slot.dims.size() == 3 || slot.stem == "exp_probs_b") steps.push_back(reshape(slot.dims));
+  // Baichuan 2; its vocabulary tells.
+  if (family.architecture == "baichuan" && slot.stem == "output" && config.vocab == 125696)
+    add_rounding(weights, source, {.kind = RecipeStep::Kind::kUnitRows, .dims = {}}, steps,
+                 steps.size());
   return steps;
 }
 
@@ -339,6 +354,8 @@ void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantiz
       continue;
     }
     used.insert(sources.begin(), sources.end());
+    if (quantized.rounds_weights() && slot.layer >= 0 && slot.dims.size() == 2)
+      add_rounding(weights, sources[0], {.kind = RecipeStep::Kind::kTernary, .dims = {}}, steps, 0);
     add_weight(config, weights, where, slot, sources, std::move(steps));
   }
   std::string layers = fmt::format("{}{}.", prefix, layers_name(family));

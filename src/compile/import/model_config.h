@@ -146,6 +146,8 @@ struct ModelConfig {
   bool unit_qk = false;         // rotated q and k are normalised, without weights (Llama 4)
   bool pre_norms = true;        // norms before attention and MLP
   bool post_norms = false;      // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
+  bool sub_norms = false;       // norms before the last matrix of attention and MLP (BitNet)
+  bool round_inputs = false;    // inputs of matrices are rounded to 255 steps per token (BitNet)
   bool tied_embeddings = false;
   bool output_bias = false;
   bool learned_positions = false;  // GPT-2, BERT

@@ -18,8 +18,9 @@ namespace {
 
 using Code = GroupFormat::Code;
 
-constexpr const char* kMethods[] = {"gptq",  "awq",        "compressed-tensors", "fp8",
-                                    "mxfp4", "fbgemm_fp8", "bitsandbytes",       "modelopt"};
+constexpr const char* kMethods[] = {"gptq",         "awq",      "compressed-tensors",
+                                    "fp8",          "mxfp4",    "fbgemm_fp8",
+                                    "bitsandbytes", "modelopt", "bitnet"};
 
 RecipeStep join_step(GroupPacking packing, int64_t flags, std::vector<int64_t> dims) {
   return {.kind = RecipeStep::Kind::kJoinGroups,
@@ -94,10 +95,27 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
     block_columns_ = block->as_array()[1].as_int();
   }
   if (method_ == "compressed-tensors") read_compressed();
+  if (method_ == "bitnet") read_bitnet();
   if (std::string kind = f.text({"quant_algo"}, "FP8");
       method_ == "modelopt" && kind != "FP8" && kind != "NVFP4" && kind != "MIXED_PRECISION")
     fail(ErrorCode::kUnsupported,
          "{}: modelopt with {} is not supported, only FP8, NVFP4 and both of them", where_, kind);
+}
+
+void QuantizedWeights::read_bitnet() {
+  Fields f(*config_, where_);
+  std::string kind = f.text({"linear_class"}, "bitlinear"),
+              mode = f.text({"quantization_mode"}, "offline");
+  online_ = mode == "online" && kind == "autobitlinear";
+  bool known = (kind == "bitlinear" || kind == "autobitlinear") && (online_ || mode == "offline");
+  if (const Value* left = f.find({"modules_to_not_convert"}); left && left->is_array())
+    for (const Value& name : left->as_array())
+      known = known && name.is_string() && name.as_string() == "lm_head";
+  if (!known || f.boolean("use_rms_norm", false))
+    fail(ErrorCode::kUnsupported,
+         "{}: BitNet with another linear_class or quantization_mode, with use_rms_norm or with "
+         "layers that are not quantised is not supported",
+         where_);
 }
 
 void QuantizedWeights::read_compressed() {
@@ -408,11 +426,24 @@ QuantizedWeights::Found QuantizedWeights::nf4(const std::string& module) const {
   return found;
 }
 
+// Codes of four rows in a byte, and one scale: BitLinear divides by it.
+QuantizedWeights::Found QuantizedWeights::ternary(const std::string& module) const {
+  const TensorView& codes = need_matrix(module + ".weight");
+  int64_t n = codes.dims[0] * 4, k = codes.dims[1];
+  Found found{.step = join_step(GroupPacking::kTernary, 0, {n, k, n, k}),
+              .format = {Code::kInt, 2, group_size(module, k, k), true},
+              .sources = {module + ".weight", module + ".weight_scale"}};
+  found.step.value =
+      Fields(*config_, where_).text({"linear_class"}, "bitlinear") == "autobitlinear" ? 0 : 1;
+  return found;
+}
+
 QuantizedWeights::Found QuantizedWeights::find(const std::string& module) const {
   if (weights_.find(module + ".qweight")) return method_ == "awq" ? awq(module) : gptq(module);
   if (const TensorView* packed_codes = weights_.find(module + ".weight_packed"))
     return packed_codes->dtype == DType::kU8 ? mxfp4(module) : packed(module);
   if (need(module + ".weight").dtype != DType::kU8) return plain(module);
+  if (method_ == "bitnet") return ternary(module);
   return method_ == "modelopt" ? nvfp4(module, need(module + ".weight_scale_2")) : nf4(module);
 }
 

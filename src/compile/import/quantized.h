@@ -35,6 +35,11 @@ class QuantizedWeights {
   // Fails, naming the tensor, if one is missing or has a wrong shape.
   Matrix matrix(const std::vector<std::string>& modules) const;
 
+  // BitNet: inputs of quantised layers are rounded to 255 steps per token; weights may be stored
+  // as they were before their rounding.
+  bool rounds_inputs() const { return method_ == "bitnet"; }
+  bool rounds_weights() const { return online_; }
+
   // Tensors besides the weights that a quantised model may have and that are not needed: scales of
   // activations and of the KV cache, and the parts of quantised layers.
   bool is_side_tensor(std::string_view name) const;
@@ -55,6 +60,7 @@ class QuantizedWeights {
   Found nvfp4(const std::string& module, const TensorView& whole) const;
   Found plain(const std::string& module) const;
   Found nf4(const std::string& module) const;
+  Found ternary(const std::string& module) const;
   Found find(const std::string& module) const;
 
   const TensorView& need(const std::string& name) const;
@@ -66,13 +72,14 @@ class QuantizedWeights {
   bool needs_f32(const std::string& scales) const;
   void check_parts(const Found& found) const;
   void read_compressed();
+  void read_bitnet();
 
   const WeightSource& weights_;
   std::string where_, method_;
   const Value* config_ = nullptr;
   int64_t bits_ = 0, config_group_ = 0;  // 0: not given, or different ones
   int64_t block_rows_ = 0, block_columns_ = 0;
-  bool symmetric_ = false, minus_one_ = false;
+  bool symmetric_ = false, minus_one_ = false, online_ = false;
 };
 
 }  // namespace tokamak

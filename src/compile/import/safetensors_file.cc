@@ -168,6 +168,12 @@ void SafetensorsFolder::open_files(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ec))
     if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+    if (found.empty() && std::filesystem::exists(folder / name, ec))
+      fail(ErrorCode::kUnsupported,
+           "{}: {} is a Python pickle, which is not read; transformers saves the model as "
+           "safetensors: save_pretrained(\"{}\")",
+           folder.string(), name, folder.string());
   if (found.empty())
     fail(ErrorCode::kNotFound,
          "{}: no weights here; expected model.safetensors or model.safetensors.index.json",

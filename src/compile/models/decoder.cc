@@ -7,8 +7,24 @@
 namespace tokamak {
 namespace {
 
+// BitNet: whole numbers of -127 to 127 times a scale for each token. A cast rounds towards zero, so
+// that the numbers are made positive first.
+Ref rounded(ModelBuilder& b, Ref x) {
+  if (!b.config.round_inputs) return x;
+  constexpr double kSteps = 127, kLeast = 1e-5F, kShift = 128;
+  auto cast = [&](Ref y, const char* to) {
+    return b.op("cast", {y}, Value::Object{{"dtype", to}});
+  };
+  Ref most = b.op("reduce_max", {b.op("abs", {x})}, Value::Object{{"axis", 1}, {"keep", 1}});
+  Ref unit = b.scaled(b.op("maximum", {most, b.constant("least", {kLeast})}), 1 / kSteps);
+  Ref y = b.op("add", {b.op("div", {x, unit}), b.constant("to_positive", {kShift + 0.5})});
+  y = b.op("sub", {cast(cast(y, "i32"), "f32"), b.constant("from_positive", {kShift})});
+  return b.op("mul", {y, unit});
+}
+
 Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   const ModelConfig& c = b.config;
+  x = rounded(b, x);
   std::string blk = fmt::format("blk.{}.", layer);
   auto project = [&](const char* stem, int64_t heads) {
     Ref y = b.linear(x, blk + stem);
@@ -36,7 +52,8 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
       c.embedding.encoder ? b.attend_rows(layer, q, k, v) : b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
   if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
-  return b.linear(y, blk + "attn_output");
+  if (c.sub_norms) y = b.norm(y, blk + "attn_sub_norm");
+  return b.linear(rounded(b, y), blk + "attn_output");
 }
 
 Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
@@ -44,12 +61,15 @@ Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
   if (experts.count > 0 && experts.layers[static_cast<size_t>(layer)])
     return expert_mlp(b, x, layer);
   std::string blk = fmt::format("blk.{}.", layer);
+  x = rounded(b, x);
   if (!b.config.gated_mlp)
-    return b.linear(b.activation(b.linear(x, blk + "ffn_up"), layer), blk + "ffn_down");
+    return b.linear(rounded(b, b.activation(b.linear(x, blk + "ffn_up"), layer)), blk + "ffn_down");
   const BlockScales& scales = b.config.block_scales;
   Ref gate = b.activation(b.scaled(b.linear(x, blk + "ffn_gate"), scales.gate));
   Ref up = b.linear(x, blk + "ffn_up");
-  return b.scaled(b.linear(b.op("mul", {gate, up}), blk + "ffn_down"), scales.down);
+  Ref y = b.op("mul", {gate, up});
+  if (b.config.sub_norms) y = b.norm(y, blk + "ffn_sub_norm");
+  return b.scaled(b.linear(rounded(b, y), blk + "ffn_down"), scales.down);
 }
 
 // What mixes tokens: attention, a recurrent part, or both of them side by side (Falcon-H1).

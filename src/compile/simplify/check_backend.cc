@@ -73,7 +73,8 @@ class ConcreteRun {
                    std::count(w.recipe.sources.begin(), w.recipe.sources.end(), name) > 0;
       bool plain = std::none_of(w.recipe.steps.begin(), w.recipe.steps.end(), [](auto& s) {
         using Kind = RecipeStep::Kind;
-        return s.kind == Kind::kScale || s.kind == Kind::kAddScalar || s.kind == Kind::kCast;
+        return s.kind == Kind::kScale || s.kind == Kind::kAddScalar || s.kind == Kind::kCast ||
+               s.kind == Kind::kUnitRows || s.kind == Kind::kTernary;
       });
       if (!takes || !plain) continue;
       dtype = w.type.dtype;
