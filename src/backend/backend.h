@@ -129,8 +129,8 @@ class Backend {
   virtual std::span<const KernelDesc> kernels() const = 0;             // preferred first
   virtual std::span<const LaunchDesc> launches() const { return {}; }  // of many calls at once
   virtual StorageWish storage() const { return {}; }  // read by the pass choose-storage
-  // Decode steps of more sequences are padded to a few sizes (decode_guards()), for backends that
-  // capture a step with its shape. 0: none is.
+  // Decode steps of more sequences than this are padded to a few sizes (decode_guards()): for
+  // backends that capture a step with its shape. 0: steps are never padded.
   virtual int64_t pads_decode_above() const { return 0; }
   // From this many rows on products of quantised weights are faster with bf16 activations than with
   // int8 ones; 0: never. Used by --activations mixed.

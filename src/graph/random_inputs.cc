@@ -223,7 +223,8 @@ class InputMaker {
       else if (!special_integers_.empty() && rng_.below(4) == 0)
         v = special_integers_[rng_.below(special_integers_.size())];
       else if (special && rng_.below(2))
-        v = kSpecial[rng_.below(5)];
+        v = rng_.below(3) ? kSpecial[rng_.below(5)]
+                          : static_cast<int32_t>(rng_.next_u32()) >> rng_.below(8);
       else
         v = kind_ == Values::kMixed ? between(-1000, 1000) : between(-3, 4);
     if (natural)

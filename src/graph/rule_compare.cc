@@ -177,6 +177,7 @@ class RealComparer {
       double real = spread_.values[0][i], by_left = spread_.by[0][i] * scale,
              by_right = spread_.by[1][i] * scale;
       if (!std::isfinite(real) || std::abs(real) > kLargest) continue;
+      if (how_.overflow && !std::isfinite(l.f[i])) continue;
       if (std::max(by_left, by_right) > kNoDigits * std::abs(real)) continue;
       double bound = kSafety * (by_left + by_right + kNarrow * std::abs(real)) + kSmallest;
       auto close = [&](double v) { return v == r.f[i] || std::abs(v - r.f[i]) <= bound; };

@@ -27,7 +27,10 @@ class InstanceMaker {
  public:
   InstanceMaker(const RewriteRule& rule, const RuleLiterals& literals, const InstanceStyle& style,
                 Rng& rng)
-      : rule_(rule), literals_(literals.near), all_(literals), style_(style), rng_(rng) {}
+      : rule_(rule), literals_(literals.near), all_(literals), style_(style), rng_(rng) {
+    quantizes_ = std::any_of(rule.terms.begin(), rule.terms.end(),
+                             [](const RuleTerm& t) { return t.op && t.op->name == "quantize"; });
+  }
 
   std::optional<RuleInstance> make() {
     out_.fn = &out_.module.add_function("f");
@@ -61,6 +64,7 @@ class InstanceMaker {
   int64_t extent() {
     static constexpr int64_t kExtents[] = {1, 1, 2, 2, 3, 4, 4, 5, 6, 8};
     static constexpr int64_t kLarge[] = {16, 17, 40, 100}, kHuge[] = {257, 300, 513, 300};
+    if (quantizes_ && rng_.below(2)) return 32 * (1 + static_cast<int64_t>(rng_.below(2)));
     if (equal_ > 0) return equal_;
     const bool vast = style_.extents == Extents::kVast;
     if (large_ > 0 && rng_.below(vast ? 2 : 4) > 0) {
@@ -456,8 +460,9 @@ class InstanceMaker {
   const RuleLiterals& all_;
   const InstanceStyle& style_;
   Rng& rng_;
-  uint64_t large_ = 0;  // extents that may still be large
-  int64_t equal_ = 0;   // of all axes, so that a wrong axis still has a fitting shape
+  uint64_t large_ = 0;      // extents that may still be large
+  bool quantizes_ = false;  // some extents are whole blocks
+  int64_t equal_ = 0;       // of all axes, so that a wrong axis still has a fitting shape
   RuleInstance out_;
   RuleMatch match_;
   std::vector<Ref> built_;

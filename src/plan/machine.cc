@@ -1,5 +1,6 @@
 #include "plan/machine.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -11,7 +12,8 @@ namespace {
 
 double machine_field(const Value& file, const char* field, double fallback, bool zero,
                      const std::string& what) {
-  double v = file.get_double(field, fallback);
+  const Value* found = file.find(field);
+  double v = !found ? fallback : found->is_number() ? found->as_double() : NAN;
   if (!std::isfinite(v) || v < 0 || (v == 0 && !zero))
     fail(ErrorCode::kInvalidArgument, "{}: {} must be a positive number", what, field);
   return v;
@@ -35,6 +37,11 @@ Machine machine_from_value(const Value& file, const std::string& what) {
     fail(ErrorCode::kInvalidArgument, "{}: cores must be a whole number up to 4096", what);
   m.cores = static_cast<int>(cores);
   if (const Value* levels = file.find("levels")) {
+    auto objects = [](const Value::Array& list) {
+      return std::all_of(list.begin(), list.end(), [](const Value& l) { return l.is_object(); });
+    };
+    if (!levels->is_array() || !objects(levels->as_array()))
+      fail(ErrorCode::kInvalidArgument, "{}: levels must be a list of objects", what);
     m.levels.clear();
     for (const Value& l : levels->as_array())
       m.levels.push_back({l.get_string("name", ""), machine_field(l, "capacity", 0, true, what),
@@ -44,7 +51,8 @@ Machine machine_from_value(const Value& file, const std::string& what) {
   } else if (file.has("bandwidth")) {
     m.levels.back().bandwidth = machine_field(file, "bandwidth", 0, false, what);
   }
-  m.i8_ops = machine_field(file, "i8_ops", file.get_double("flops", m.i8_ops), false, what);
+  m.i8_ops = machine_field(file, "i8_ops", machine_field(file, "flops", m.i8_ops, false, what),
+                           false, what);
   m.f32_flops = machine_field(file, "f32_flops", m.f32_flops, false, what);
   m.vector_ops = machine_field(file, "vector_ops", m.vector_ops, false, what);
   m.call_seconds = machine_field(file, "call_seconds", m.call_seconds, true, what);
