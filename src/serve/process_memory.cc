@@ -55,6 +55,10 @@ bool is_heap(const Mapping& m) {
   return m.path == "[heap]" || (m.path.empty() && m.flags[1] == 'w' && m.begin % kArena == 0);
 }
 
+// Too large for an arena or a stack: the shadow memory of a sanitizer has terabytes, whose page
+// table takes seconds to read.
+bool is_huge(const Mapping& m) { return m.path.empty() && m.end - m.begin > 1ul << 30; }
+
 // Which pages of a mapping are in memory. Unlike /proc/self/smaps it is read for single mappings:
 // those of weights and KV blocks have many pages, and are not needed here.
 class ResidentPages {
@@ -101,6 +105,7 @@ ProcessMemory process_memory() {
     now.path = line.substr(std::min<size_t>(static_cast<size_t>(path), line.size()));
     // Model files are shared mappings: they belong to the weights.
     if (now.path.starts_with("/") && now.flags[3] == 'p') memory.program += resident.bytes(now);
+    if (is_huge(now)) continue;
     if (is_heap(now))
       memory.heap += resident.bytes(now);
     else if (is_stack(before, now))
