@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -70,22 +71,30 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
   }
 }
 
+// Two panels of `weights`, one after the other.
+std::array<std::vector<uint8_t>, 2> two_panels(const KernelTable& table, QFormat format,
+                                               const std::vector<std::byte>& weights, int64_t k) {
+  std::array<std::vector<uint8_t>, 2> out;
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
+  const std::byte* rows = weights.data();
+  for (std::vector<uint8_t>& panel : out) {
+    panel.resize(static_cast<size_t>(qpanel_bytes(format, k)));
+    pack_qpanel(format, table.style, rows, row_bytes, kPanel, k, panel.data());
+    rows += kPanel * row_bytes;
+  }
+  return out;
+}
+
 TEST_P(QDot, TwoPanelsAtOnceGiveTheSameBits) {
   auto format = static_cast<QFormat>(GetParam());
   Rng rng(70 + static_cast<uint64_t>(GetParam()));
   constexpr int64_t k = 768;
-  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
   std::vector<std::byte> weights = random_rows(rng, format, 2 * kPanel, k);
   Activations x = random_activations(rng, 1, k);
   for (const KernelTable* table : available_tables()) {
     if (!table->qdot1x2[GetParam()]) continue;
     SCOPED_TRACE(table->name);
-    std::vector<uint8_t> panels[2];
-    for (int i = 0; i < 2; ++i) {
-      panels[i].resize(static_cast<size_t>(qpanel_bytes(format, k)));
-      pack_qpanel(format, table->style, weights.data() + i * kPanel * row_bytes, row_bytes, kPanel,
-                  k, panels[i].data());
-    }
+    auto panels = two_panels(*table, format, weights, k);
     std::vector<XBlock1> x1(k / 32);
     table->pack_x1(x.rows[0], k / 32, x1.data());
     for (int64_t blocks : {k / 32, k / 32 - qlayout(format).blocks}) {
@@ -103,18 +112,12 @@ TEST_P(QDot, TwoPanelsWithFewRowsGiveTheBitsOfEachAlone) {
   auto format = static_cast<QFormat>(GetParam());
   Rng rng(75 + static_cast<uint64_t>(GetParam()));
   constexpr int64_t k = 768, floats = kMostFewRows * kPanel;
-  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
   std::vector<std::byte> weights = random_rows(rng, format, 2 * kPanel, k);
   Activations x = random_activations(rng, kMostFewRows, k);
   for (const KernelTable* table : available_tables()) {
     if (!table->qdot4x2[GetParam()]) continue;
     SCOPED_TRACE(table->name);
-    std::vector<uint8_t> panels[2];
-    for (int i = 0; i < 2; ++i) {
-      panels[i].resize(static_cast<size_t>(qpanel_bytes(format, k)));
-      pack_qpanel(format, table->style, weights.data() + i * kPanel * row_bytes, row_bytes, kPanel,
-                  k, panels[i].data());
-    }
+    auto panels = two_panels(*table, format, weights, k);
     for (int64_t blocks : {k / 32, k / 32 - qlayout(format).blocks})
       for (int n = 2; n <= table->few_rows; ++n) {
         int tiles = (n + kTile - 1) / kTile;

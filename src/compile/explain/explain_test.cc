@@ -14,6 +14,7 @@
 #include "compile/explain/traffic.h"
 #include "compile/lower/region.h"
 #include "compile/open_model.h"
+#include "compile/tiles_test_util.h"
 #include "ops/traced.h"
 
 namespace tokamak {
@@ -26,23 +27,7 @@ struct Built {
   std::shared_ptr<PassRecord> passes;
 };
 
-// The kernels of the cpu backend as a processor with AMX has them; it only plans.
-class ManyRowsBackend final : public Backend {
- public:
-  std::string_view name() const override { return "cpu"; }
-  std::string isa() const override { return "x86_64+amx"; }
-  std::span<const KernelDesc> kernels() const override { return cpu_->kernels(); }
-  int64_t bf16_rows() const override { return 32; }
-  std::unique_ptr<Executable> load(const PlanSet&, const WeightSource&,
-                                   const LoadOptions&) override {
-    fail(ErrorCode::kUnsupported, "it runs nothing");
-  }
-
- private:
-  std::unique_ptr<Backend> cpu_ = make_backend("cpu", {1, "", 0});
-};
-
-// `backend` "mixed": ManyRowsBackend with --activations mixed.
+// `backend` "mixed": TilesBackend with --activations mixed.
 // Empty if the tiny models are missing (the fixture creates them).
 std::optional<Built> build(const std::string& model, const std::string& fn,
                            const char* backend = "cpu", const char* kv = "f16", bool eager = false,
@@ -52,7 +37,7 @@ std::optional<Built> build(const std::string& model, const std::string& fn,
   Built out;
   const bool mixed = std::string(backend) == "mixed";
   if (mixed)
-    out.backend = std::make_unique<ManyRowsBackend>();
+    out.backend = std::make_unique<TilesBackend>();
   else
     out.backend = make_backend(backend, {1, "", 0});
   OpenedModel opened = open_model(std::filesystem::path(folder) / model);

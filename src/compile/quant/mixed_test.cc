@@ -11,6 +11,7 @@
 #include "compile/compiler.h"
 #include "compile/import/model_config.h"
 #include "compile/shapes.h"
+#include "compile/tiles_test_util.h"
 
 namespace tokamak {
 namespace {
@@ -47,22 +48,6 @@ func step {
   return logits = %16
 }
 )";
-
-// The kernels of the cpu backend as a processor with AMX has them; it only plans.
-class TilesBackend final : public Backend {
- public:
-  std::string_view name() const override { return "cpu"; }
-  std::string isa() const override { return "x86_64+amx"; }
-  std::span<const KernelDesc> kernels() const override { return cpu_->kernels(); }
-  int64_t bf16_rows() const override { return 32; }
-  std::unique_ptr<Executable> load(const PlanSet&, const WeightSource&,
-                                   const LoadOptions&) override {
-    fail(ErrorCode::kUnsupported, "it runs nothing");
-  }
-
- private:
-  std::unique_ptr<Backend> cpu_ = make_backend("cpu", {1, "", 0});
-};
 
 PlanSet compile(const Backend& backend, const char* activations, CompileOptions options = {}) {
   Module module = parse_module(kDecoder);
